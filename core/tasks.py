@@ -1,0 +1,111 @@
+"""The built-in tasks: what each one asks and what it answers, independent of any wire format.
+
+The gateway turns HTTP into these Structs and their answers back into HTTP; a modality's front turns an ask into
+engine work and engine events into answers. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from polymux.core.vocabulary import Receipt, Task, Usage
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a token is drawn. The draw of a row depends only on (seed, position), never on its neighbours."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+
+
+class Chat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A conversation to continue. `messages` are OpenAI-shaped, validated by the gateway."""
+
+    messages: list[dict[str, Any]]
+    sampling: Sampling = Sampling()
+    n: int = 1
+    max_tokens: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
+    tools: list[dict[str, Any]] | None = None
+    template_options: dict[str, Any] = {}
+
+
+class Complete(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Texts or token ids to continue. Choice i*n + j is continuation j of prompt i."""
+
+    prompts: list[str | list[int]]
+    sampling: Sampling = Sampling()
+    n: int = 1
+    max_tokens: int | None = 16
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class TokenLogprob(msgspec.Struct, omit_defaults=True):
+    """One token as the user reads it. `data` are its bytes (a token may end inside a character)."""
+
+    token: str
+    logprob: float
+    data: bytes = b""
+    top: list[TokenLogprob] = []
+
+
+class TextDelta(msgspec.Struct, omit_defaults=True):
+    """New text of choice `index`; deltas joined equal the unary text. `tokens` counts the tokens behind it."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class ChoiceEnded(msgspec.Struct):
+    """Choice `index` is complete. `reason`: stop, length, tool_calls or content_filter."""
+
+    index: int
+    reason: str
+
+
+class Done(msgspec.Struct, omit_defaults=True):
+    """Always the last answer of a task that did not fail."""
+
+    usage: Usage
+    receipt: Receipt
+
+
+class Embed(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Texts or token ids to embed, in order. `dimensions` cuts (Matryoshka) and normalises again."""
+
+    inputs: list[str | list[int]]
+    dimensions: int | None = None
+    truncate: bool = False
+
+
+class Vector(msgspec.Struct):
+    """The embedding of input `index`: little-endian float32, one value per dimension."""
+
+    index: int
+    data: bytes
+
+
+CHAT = Task("chat", Chat, (TextDelta, ChoiceEnded, Done))
+COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
+EMBED = Task("embed", Embed, (Vector, Done))
+
+BUILT_IN = (CHAT, COMPLETE, EMBED)

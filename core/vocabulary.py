@@ -1,0 +1,200 @@
+"""The words of polymux, one screen. Read this first.
+
+    Model      a reference resolved to local files (`core.models.ModelFiles`)
+    Task       a served capability with its route and schemas
+    Pipeline   what a modality registers (`core.pipeline`): accepts models, serves tasks, owns stages and a program
+    Stage      one kind of forward pass that many rows share (`core.batch.stage`)
+    Job        one request's work: a coroutine that awaits stages, loops, forks, and has an inbox (`core.engine.job`)
+    Row        one unit of batching inside a stage: (job, branch) (`core.batch.row`)
+    Plan       what the next launch runs, as pure data; the same on every rank (`core.batch.plan`)
+    Event      what a job tells its caller; Receipt: where its time and bytes went
+    Engine     one process (plus its ranks) that owns a device group and hosts any number of pipelines
+
+What crosses a process boundary is a msgspec Struct, defined here or by the pipeline; arrays travel inline when
+small and as shared-memory leases when large (`core.engine.wire`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+API_LEVEL = 1
+"""The level of the plugin contract. A plugin states the level it was written for; a newer one is refused."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a task is reached over HTTP, as data: the gateway mounts it with limits, metrics and OpenAPI.
+
+    `request` and `response` are pydantic models; `stream` names the streaming kind: "none", "sse" or "bytes".
+    """
+
+    method: str
+    path: str
+    request: type | None = None
+    response: type | None = None
+    stream: str = "none"
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A served capability. `ask` is the Struct a caller hands to a pipeline's front, `answers` what comes back.
+
+    A built-in task's wire format lives in the gateway; a stranger's task brings its `route`.
+    """
+
+    name: str
+    ask: type[msgspec.Struct]
+    answers: tuple[type[msgspec.Struct], ...]
+    route: Route | None = None
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A name that users may put into `model`, with the reference behind it.
+
+    `options` are passed to the pipeline's `load` and `front` (dtype, deterministic, ...).
+    `aliases` are the names that clients hard-code; they can be switched off as a whole.
+    """
+
+    name: str
+    reference: str
+    sha256: str | None = None
+    aliases: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    pipeline: str | None = None
+    default: bool = False
+    """Served when `polymux serve` is given no model."""
+
+
+class Usage(msgspec.Struct, omit_defaults=True):
+    """What a request consumed. Tokens for text; seconds for audio; steps and pixels for pictures."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    seconds: float = 0.0
+
+
+class Receipt(msgspec.Struct, omit_defaults=True):
+    """Where a job's time and bytes went. Times are milliseconds on the engine's monotonic clock."""
+
+    queued_ms: float = 0.0
+    first_ms: float = 0.0
+    """From submission to the first thing the caller could see."""
+    total_ms: float = 0.0
+    input_units: int = 0
+    output_units: int = 0
+    cached_units: int = 0
+    """Units (prompt tokens, encoder inputs) that a cache answered."""
+    launches: int = 0
+    preemptions: int = 0
+    encoder_hits: int = 0
+    steps_run: int = 0
+    steps_skipped: int = 0
+
+
+# ---- gateway -> engine -------------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """Start a job. `work` is the pipeline's own Struct for this task, already encoded."""
+
+    job: str
+    model: str
+    task: str
+    work: msgspec.Raw
+    priority: int = 0
+    """Higher runs first; equal ones in order of arrival."""
+    deadline: float | None = None
+    """Seconds from now after which the answer is worthless."""
+
+
+class Cancel(msgspec.Struct, tag="cancel"):
+    """Stop a job within a step and free all it holds. Cancelling an unknown or finished job is no error."""
+
+    job: str
+
+
+class Post(msgspec.Struct, tag="post"):
+    """Put a message into a running job's inbox (audio, text, an upload still arriving)."""
+
+    job: str
+    body: msgspec.Raw
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Finish nothing more and exit."""
+
+
+Command = Submit | Cancel | Post | Stop
+
+# ---- engine -> gateway -------------------------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine has loaded its models. `models`: name -> facts (dtype, context length, bytes, load seconds)."""
+
+    models: dict[str, dict[str, Any]]
+
+
+class Tokens(msgspec.Struct, tag="tokens", array_like=True):
+    """New tokens of one branch. `logprobs[i]` belongs to `ids[i]`; `top[i]` holds (id, logprob), best first."""
+
+    job: str
+    branch: int
+    ids: list[int]
+    logprobs: list[float] | None = None
+    top: list[list[tuple[int, float]]] | None = None
+
+
+class Output(msgspec.Struct, tag="output", array_like=True):
+    """Anything else a job emits. `body` is a Struct of the pipeline's own, decoded by its front."""
+
+    job: str
+    kind: str
+    body: msgspec.Raw
+
+
+class BranchEnded(msgspec.Struct, tag="branch", array_like=True):
+    """One branch (one choice of n) is complete. `reason`: stop, length, cancelled, or the pipeline's own word."""
+
+    job: str
+    branch: int
+    reason: str
+
+
+class Ended(msgspec.Struct, tag="ended", array_like=True):
+    """The job is complete. Always the last event of a job that did not fail."""
+
+    job: str
+    receipt: Receipt
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """The job failed alone; `error` is `PolymuxError.to_wire()`. Always the last event of a job."""
+
+    job: str
+    error: dict[str, Any]
+
+
+class Stats(msgspec.Struct, tag="stats"):
+    """Gauges and counters of the engine, sent about once a second while it runs. Names are metric names."""
+
+    values: dict[str, float]
+
+
+Event = Tokens | Output | BranchEnded | Ended | Failed
+Report = Ready | Stats | Event
+
+
+class Reports(msgspec.Struct):
+    """One message per step: everything the engine has to say since the last one."""
+
+    reports: Sequence[Report]
