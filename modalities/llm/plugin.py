@@ -1,0 +1,93 @@
+"""Text generation and text embedding, registered like a stranger's plugin: cheap to import, torch only on load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from polymux.core.errors import ModelError
+from polymux.core.hooks import hookimpl
+from polymux.core.pipeline import Front, Pipeline, Program
+
+if TYPE_CHECKING:
+    from polymux.core.engine.site import Site
+    from polymux.core.models import ModelFiles
+
+
+TOWERS = ("vision_config", "audio_config", "text_config", "codec_config", "encoder", "decoder")
+"""Keys of config.json whose objects describe a second stack of layers: another modality's model."""
+
+
+def read_config(files: ModelFiles) -> dict[str, Any]:
+    """The model's config.json, empty when it has none. Raises `ModelError` when it is not a JSON object."""
+    path = files.folder / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return config
+
+
+def reads_text_only(config: Mapping[str, Any]) -> bool:
+    """Whether the model is one stack over token ids: no second tower, no encoder beside the decoder."""
+    towers = any(isinstance(config.get(key), dict) for key in TOWERS)
+    return "vocab_size" in config and not towers and not config.get("is_encoder_decoder", False)
+
+
+class TextGeneration(Pipeline):
+    """Decoder language models: chat and completions."""
+
+    name = "text-generation"
+    tasks = ("chat", "complete")
+
+    def accepts(self, files: ModelFiles) -> bool:
+        """A decoder (`...ForCausalLM`, `...LMHeadModel`) that its authors did not publish as an embedder."""
+        config = read_config(files)
+        decoder = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.get("architectures") or ())
+        return decoder and reads_text_only(config) and not (files.folder / "modules.json").is_file()
+
+    def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.llm.front import GenerateFront
+
+        return GenerateFront.load(files, options)
+
+    def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+        from polymux.modalities.llm.program import load_generation
+
+        return load_generation(files, site, options)
+
+
+class TextEmbedding(Pipeline):
+    """Encoders (BERT, XLM-R, ModernBERT, ...) and decoders published as embedders."""
+
+    name = "text-embedding"
+    tasks = ("embed",)
+
+    def accepts(self, files: ModelFiles) -> bool:
+        """A sentence-transformers folder (modules.json), or a bare text model with its tokenizer."""
+        config = read_config(files)
+        names = config.get("architectures") or ()
+        published = (files.folder / "modules.json").is_file()
+        bare = any(name.endswith(("Model", "ForMaskedLM")) and not name.endswith("LMHeadModel") for name in names)
+        tokenised = (files.folder / "tokenizer.json").is_file()
+        return reads_text_only(config) and tokenised and (published or bare)
+
+    def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.llm.front import EmbedFront
+
+        return EmbedFront.load(files, options)
+
+    def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+        from polymux.modalities.llm.program import load_embedding
+
+        return load_embedding(files, site, options)
+
+
+@hookimpl
+def pipelines() -> list[Pipeline]:
+    return [TextGeneration(), TextEmbedding()]
