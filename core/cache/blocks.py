@@ -1,0 +1,187 @@
+"""A cache class: equal blocks cut from leased superpages, reference counted, with content that may outlive its rows.
+
+    free      belongs to nobody, content worthless
+    held      one or more rows refer to it
+    idle      no row refers to it, but its content is indexed (a prefix): reused on a hit, evicted when room is short
+
+A paged KV cache, a cross-attention slab and a recurrent state are all classes that differ in the block's shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from polymux.core.cache.arena import Arena, fit_stride
+from polymux.core.errors import InternalError
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The shape of one block. `units` is what a block holds along the sequence: tokens, frames; 1 for a state."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    units: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def paged_kv(name: str, *, layers: int, heads: int, dim: int, dtype: torch.dtype, block: int) -> CacheSpec:
+    """Keys and values of `block` tokens for all layers: (layers, 2, block, heads, dim)."""
+    return CacheSpec(name, (layers, 2, block, heads, dim), dtype, block)
+
+
+class BlockPool:
+    """Allocates the blocks of one class. `evicted` is told of every idle block whose content is lost."""
+
+    def __init__(self, arena: Arena, spec: CacheSpec, evicted: Callable[[int], None] | None = None) -> None:
+        self.spec = spec
+        self.stride, self.run = fit_stride(spec.nbytes, arena.superpage)
+        self.per_lease = max(1, arena.superpage // self.stride)
+        self._arena = arena
+        self._evicted = evicted
+        self._free: list[int] = []
+        self._refs: dict[int, int] = {}
+        self._idle: OrderedDict[int, float] = OrderedDict()
+        self._leases: set[int] = set()
+        arena.enroll(self)
+
+    # ---- addressing ----
+
+    def view(self) -> torch.Tensor:
+        """The whole arena as blocks of this class: (blocks, *shape). Index it with ids this pool handed out."""
+        itemsize = self.spec.dtype.itemsize
+        flat = self._arena.buffer.view(self.spec.dtype)
+        count = (self._arena.total // self.run) * self.per_lease
+        inner: list[int] = []
+        step = 1
+        for size in reversed(self.spec.shape):
+            inner.insert(0, step)
+            step *= size
+        return flat.as_strided((count, *self.spec.shape), (self.stride // itemsize, *inner))
+
+    # ---- counting ----
+
+    @property
+    def capacity(self) -> int:
+        """Blocks this class could hold if it had the arena for itself."""
+        return (self._arena.total // self.run) * self.per_lease
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be handed out now without taking any from a row of this class."""
+        return len(self._free) + len(self._idle) + (self._arena.free // self.run) * self.per_lease
+
+    @property
+    def held(self) -> int:
+        return len(self._refs)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    # ---- allocate / hold / release ----
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each, or None (and nothing taken) when there is no room."""
+        taken: list[int] = []
+        while len(taken) < count:
+            if self._free:
+                taken.append(self._free.pop())
+            elif self._grow():
+                continue
+            elif self._idle:
+                block, _ = self._idle.popitem(last=False)
+                self._forget(block)
+                taken.append(block)
+            else:
+                self._free.extend(reversed(taken))
+                return None
+        for block in taken:
+            self._refs[block] = 1
+        return taken
+
+    def hold(self, block: int) -> None:
+        """One more reference to a held or idle block."""
+        if block in self._refs:
+            self._refs[block] += 1
+            return
+        if self._idle.pop(block, None) is None:
+            raise InternalError(f"block {block} of {self.spec.name} is neither held nor idle")
+        self._refs[block] = 1
+
+    def release(self, block: int, *, keep: bool) -> None:
+        """One reference less. With `keep`, the last one leaves the block idle (its content is indexed)."""
+        refs = self._refs.get(block)
+        if refs is None:
+            raise InternalError(f"block {block} of {self.spec.name} was released twice")
+        if refs > 1:
+            self._refs[block] = refs - 1
+            return
+        del self._refs[block]
+        if keep:
+            self._idle[block] = time.monotonic()
+        else:
+            self._free.append(block)
+
+    # ---- Tenant ----
+
+    def reclaim(self, superpages: int) -> int:
+        given = 0
+        for lease in sorted(self._leases, key=self._lease_age):
+            if given >= superpages:
+                break
+            blocks = range(self._first(lease), self._first(lease) + self.per_lease)
+            if any(block in self._refs for block in blocks):
+                continue
+            for block in blocks:
+                if self._idle.pop(block, None) is not None:
+                    self._forget(block)
+            members = set(blocks)
+            self._free = [block for block in self._free if block not in members]
+            self._leases.discard(lease)
+            self._arena.release(lease, self.run)
+            given += self.run
+        return given
+
+    def last_used(self) -> float:
+        return next(iter(self._idle.values()), 0.0)
+
+    def check(self) -> None:
+        """Raise `InternalError` unless every leased block is exactly one of free, held and idle."""
+        leased = {block for lease in self._leases for block in range(self._first(lease), self._first(lease) + self.per_lease)}
+        states = [*self._free, *self._refs, *self._idle]
+        if len(states) != len(set(states)) or set(states) != leased:
+            raise InternalError(f"cache {self.spec.name} leaks: {len(states)} accounted for, {len(leased)} leased")
+
+    def _grow(self) -> bool:
+        """Lease a superpage. Content that is idle here is only given up when the arena has nothing else."""
+        if not self._arena.free and self._idle:
+            return False
+        lease = self._arena.lease(self.run)
+        if lease is None:
+            return False
+        self._leases.add(lease)
+        first = self._first(lease)
+        self._free.extend(range(first + self.per_lease - 1, first - 1, -1))
+        return True
+
+    def _first(self, lease: int) -> int:
+        return (lease // self.run) * self.per_lease
+
+    def _lease_age(self, lease: int) -> float:
+        first = self._first(lease)
+        return max((self._idle.get(block, 0.0) for block in range(first, first + self.per_lease)), default=0.0)
+
+    def _forget(self, block: int) -> None:
+        if self._evicted is not None:
+            self._evicted(block)

@@ -1,0 +1,55 @@
+"""The prefix index: full blocks of computed KV, found again by a chained hash of their tokens.
+
+    digest(block i) = BLAKE2b(digest(block i - 1), tokens of block i [, extra])
+
+The root carries everything else that KV depends on (model, adapter, tenant salt), so equal digests mean equal KV.
+`extra` is for content that token ids do not name: an image's pixels, shape and mode. Digests have 128 bits:
+a collision is not to be expected, and cannot be made by a tenant who does not know the salt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+def root_digest(*parts: str) -> bytes:
+    return blake2b("\0".join(parts).encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def chain_digest(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
+    hasher = blake2b(parent, digest_size=DIGEST_BYTES)
+    hasher.update(array("q", tokens).tobytes())
+    hasher.update(extra)
+    return hasher.digest()
+
+
+class PrefixIndex:
+    """digest <-> block. The first block computed for a digest keeps it; later equals stay private to their rows."""
+
+    def __init__(self) -> None:
+        self._block: dict[bytes, int] = {}
+        self._digest: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._digest
+
+    def find(self, digest: bytes) -> int | None:
+        return self._block.get(digest)
+
+    def publish(self, digest: bytes, block: int) -> None:
+        """Only for a full block whose KV has really been computed."""
+        if digest not in self._block and block not in self._digest:
+            self._block[digest] = block
+            self._digest[block] = digest
+
+    def forget(self, block: int) -> None:
+        digest = self._digest.pop(block, None)
+        if digest is not None:
+            del self._block[digest]
