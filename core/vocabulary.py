@@ -138,10 +138,16 @@ Command = Submit | Cancel | Post | Stop
 # ---- engine -> gateway -------------------------------------------------------------------------------------------
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The engine has loaded its models. `models`: name -> facts (dtype, context length, bytes, load seconds)."""
 
     models: dict[str, dict[str, Any]]
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
+    """The engine cannot load its models and exits; `error` is `PolymuxError.to_wire()`."""
+
+    error: dict[str, Any]
 
 
 class Tokens(msgspec.Struct, tag="tokens", array_like=True):
@@ -184,14 +190,14 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     error: dict[str, Any]
 
 
-class Stats(msgspec.Struct, tag="stats"):
+class Stats(msgspec.Struct, tag="stats", array_like=True):
     """Gauges and counters of the engine, sent about once a second while it runs. Names are metric names."""
 
     values: dict[str, float]
 
 
 Event = Tokens | Output | BranchEnded | Ended | Failed
-Report = Ready | Stats | Event
+Report = Ready | LoadFailed | Stats | Event
 
 
 class Reports(msgspec.Struct):
