@@ -1,0 +1,43 @@
+"""The names that users may put into `model`, and which models a server is to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from polymux.core.errors import ConfigError
+from polymux.core.vocabulary import NamedModel
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Named models by name; what the configuration defines comes before what plugins bring."""
+
+    models: tuple[NamedModel, ...]
+
+    @staticmethod
+    def join(configured: Iterable[NamedModel], brought: Iterable[NamedModel], aliases: bool = True) -> Catalogue:
+        """The configured models over those that plugins bring, whose aliases may be left out as a whole."""
+        models = {model.name: model for model in brought}
+        if not aliases:
+            models = {name: replace(model, aliases=()) for name, model in models.items()}
+        models.update({model.name: model for model in configured})
+        return Catalogue(tuple(models.values()))
+
+    def find(self, name: str) -> NamedModel:
+        """The model of that name or alias; any other name is taken as a reference and named after itself."""
+        for model in self.models:
+            if name == model.name or name in model.aliases:
+                return model
+        return NamedModel(name=name, reference=name)
+
+    def choose(self, names: Sequence[str]) -> list[NamedModel]:
+        """The models to serve: those named, or the default ones. Raises `ConfigError` when a name is used twice."""
+        chosen = [self.find(name) for name in names] or [model for model in self.models if model.default]
+        taken: dict[str, str] = {}
+        for model in chosen:
+            for name in (model.name, *model.aliases):
+                if name in taken:
+                    raise ConfigError(f"the model name {name!r} is used by both {taken[name]!r} and {model.name!r}")
+                taken[name] = model.name
+        return chosen
