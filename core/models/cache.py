@@ -22,7 +22,7 @@ def find_home() -> Path:
 
 def find_entry(kind: str, identity: str) -> Path:
     """The folder for `identity` under the cache's `kind` ("wheels", "models"); readable and free of collisions."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", identity).strip("-.")[-60:].strip("-.")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", identity).strip("-.")[:60].strip("-.")
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return find_home() / kind / f"{readable}-{digest}"
 

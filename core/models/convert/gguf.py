@@ -30,12 +30,21 @@ class GgufConverter(Converter):
 
 def main(source: Path, folder: Path) -> None:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, name = str(source.parent), source.name
     AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
-    model.save_pretrained(folder)
+    # the weights are plain now; transformers would refuse to save, and others to load, under the old label
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    weights = {tensor.data_ptr(): (key, tensor) for key, tensor in reversed(model.state_dict().items())}
+    save_file(dict(weights.values()), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
