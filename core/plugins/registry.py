@@ -1,4 +1,4 @@
-"""Finding and calling plugins, so that a broken one is disabled with its reason and the rest load.
+"""Registering and calling plugins, so that a broken one is disabled with its reason and the rest work.
 
 pluggy alone aborts a whole hook call when one implementation raises, and aborts loading at the first entry point
 that cannot be imported. Here each plugin is imported, registered and called on its own.
@@ -6,29 +6,23 @@ that cannot be imported. Here each plugin is imported, registered and called on 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
 from polymux.core import hooks
-from polymux.core.errors import ConfigError, ModelError, PluginError
+from polymux.core.errors import ModelError, PluginError
 from polymux.core.models import ModelFiles, ModelSource
 from polymux.core.pipeline import Pipeline
+from polymux.core.plugins.plugin import Fault, Plugin, locate
 from polymux.core.vocabulary import API_LEVEL, NamedModel, Task
 
 GROUP = "polymux"
 OLDEST_API_LEVEL = 1
-BUILT_IN = {"core": "polymux.core.plugin"}
 HOOKS = tuple(sorted(name for name, value in vars(hooks).items() if hasattr(value, f"{GROUP}_spec")))
 
 KINDS: dict[str, tuple[type, str]] = {
@@ -38,45 +32,6 @@ KINDS: dict[str, tuple[type, str]] = {
     "model_sources": (ModelSource, "scheme"),
 }
 """Hook -> what its list must hold, and the attribute that must be unique over all plugins."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a plugin is disabled: in which hook, what went wrong, where, and what to do next."""
-
-    hook: str
-    message: str
-    where: str
-    advice: str
-
-    def __str__(self) -> str:
-        where = f" ({self.where})" if self.where else ""
-        return f"{self.hook}: {self.message}{where}. {self.advice}"
-
-
-@dataclass
-class Plugin:
-    """One plugin and how it fares. `origin` is a distribution with its version, a file, or "built-in"."""
-
-    name: str
-    origin: str
-    load: Callable[[], ModuleType]
-    module: ModuleType | None = None
-    api_level: int | None = None
-    hooks: tuple[str, ...] = ()
-    fault: Fault | None = None
-    status: str = "enabled"
-    """enabled; disabled (by the user); failed (see `fault`)."""
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "origin": self.origin,
-            "status": self.status,
-            "api_level": self.api_level,
-            "hooks": list(self.hooks),
-            "reason": str(self.fault) if self.fault else None,
-        }
 
 
 @dataclass
@@ -156,6 +111,11 @@ class Plugins:
             return
         try:
             plugin.module = plugin.load()
+        except ImportError as error:
+            self._fail(
+                plugin, "import", error, f"Install what it imports, or leave it out: --disable-plugin {plugin.name}"
+            )
+            return
         except (Exception, SystemExit) as error:
             self._fail(plugin, "import", error)
             return
@@ -226,89 +186,10 @@ class Plugins:
             hook=f"plugin {plugin.name!r}, {hook}",
             message=str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}",
             where=locate(error, plugin),
-            advice=advice or f"Fix it, or silence it with --disable-plugin {plugin.name}",
+            advice=advice or f"Fix it, or leave it out: --disable-plugin {plugin.name}",
         )
         if plugin.module is not None and self._manager.is_registered(plugin.module):
             self._manager.unregister(plugin.module)
-
-
-def load_plugins(folders: Iterable[Path] = (), disable: Iterable[str] = ()) -> Plugins:
-    """Find and register every plugin: core's own, installed ones, then those under `folders`.
-
-    Raises `ConfigError` for a folder that is not there or a disabled name that no plugin has; a fault inside a
-    plugin raises nothing (see `Plugin.fault`).
-    """
-    found = [
-        *(
-            Plugin(name, "built-in", lambda module=module: importlib.import_module(module))
-            for name, module in BUILT_IN.items()
-        ),
-        *find_installed(),
-        *(plugin for folder in folders for plugin in find_in_folder(Path(folder))),
-    ]
-    unwanted = set(disable)
-    unknown = unwanted - {plugin.name for plugin in found}
-    if unknown:
-        names = ", ".join(sorted({plugin.name for plugin in found}))
-        raise ConfigError(
-            f"cannot disable unknown plugin {', '.join(sorted(unknown))}; found: {names}", param="plugins.disable"
-        )
-    plugins = Plugins()
-    for plugin in found:
-        if plugin.name in unwanted:
-            plugin.status = "disabled"
-        plugins.register(plugin)
-    return plugins
-
-
-def find_installed() -> list[Plugin]:
-    """The entry points of the group `polymux`, polymux's own first, then by name."""
-
-    def rank(point: EntryPoint) -> tuple[bool, str]:
-        return (point.dist is None or point.dist.name != "polymux", point.name)
-
-    plugins = []
-    for point in sorted(entry_points(group=GROUP), key=rank):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        plugins.append(Plugin(point.name, origin, point.load))
-    return plugins
-
-
-def find_in_folder(folder: Path) -> list[Plugin]:
-    """Plugins at a path: a single file, a package, or every file and package in a folder."""
-    if not folder.exists():
-        raise ConfigError(f"plugin folder {folder} does not exist", param="plugins.dirs")
-    if folder.is_file() or (folder / "__init__.py").exists():
-        return [describe_file(folder)]
-    return [
-        describe_file(path)
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(("_", "."))
-        and ((path.is_file() and path.suffix == ".py") or (path / "__init__.py").exists())
-    ]
-
-
-def describe_file(path: Path) -> Plugin:
-    return Plugin(path.stem, str(path), lambda: import_file(path))
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a file or package under a name of its own, so that `json.py` in a plugin folder shadows nothing."""
-    package = path / "__init__.py" if path.is_dir() else path
-    name = f"polymux_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(
-        name, package, submodule_search_locations=[str(path)] if path.is_dir() else None
-    )
-    if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
 
 
 def read_api_level(module: ModuleType) -> int:
@@ -338,19 +219,3 @@ def check_answer(hook: str, values: Any, taken: dict[str, str]) -> None:
         if name in seen:
             raise PluginError(f"{key} {name!r} is already registered by plugin {seen[name]!r}")
         seen[name] = "itself"
-
-
-def locate(error: BaseException, plugin: Plugin) -> str:
-    """file:line of the last frame inside the plugin's own code, else of the frame that raised."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(plugin.module, "__file__", None) or plugin.origin
-    home = str(Path(own).parent) if own.endswith("__init__.py") else own
-    for frame in reversed(frames):
-        if frame.filename.startswith(home):
-            return f"{frame.filename}:{frame.lineno}"
-    if plugin.module is not None and isinstance(error, PluginError | pluggy.PluginValidationError):
-        return own
-    outside = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else ""

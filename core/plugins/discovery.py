@@ -1,0 +1,96 @@
+"""Where plugins are found: core's own, installed entry points of the group `polymux`, files and folders."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from polymux.core.errors import ConfigError, PluginError
+from polymux.core.plugins.plugin import Plugin
+from polymux.core.plugins.registry import GROUP, Plugins
+
+BUILT_IN = {"core": "polymux.core.plugin"}
+
+
+def load_plugins(folders: Iterable[Path] = (), disable: Iterable[str] = ()) -> Plugins:
+    """Find and register every plugin: core's own, installed ones, then those under `folders`.
+
+    Raises `ConfigError` for a folder that is not there or a disabled name that no plugin has; a fault inside a
+    plugin raises nothing (see `Plugin.fault`).
+    """
+    found = [
+        *(
+            Plugin(name, "built-in", lambda module=module: importlib.import_module(module))
+            for name, module in BUILT_IN.items()
+        ),
+        *find_installed(),
+        *(plugin for folder in folders for plugin in find_in_folder(Path(folder))),
+    ]
+    unwanted = set(disable)
+    unknown = unwanted - {plugin.name for plugin in found}
+    if unknown:
+        names = ", ".join(sorted({plugin.name for plugin in found}))
+        raise ConfigError(
+            f"cannot disable unknown plugin {', '.join(sorted(unknown))}; found: {names}", param="plugins.disable"
+        )
+    plugins = Plugins()
+    for plugin in found:
+        if plugin.name in unwanted:
+            plugin.status = "disabled"
+        plugins.register(plugin)
+    return plugins
+
+
+def find_installed() -> list[Plugin]:
+    """The entry points of the group `polymux`, polymux's own first, then by name."""
+
+    def rank(point: EntryPoint) -> tuple[bool, str]:
+        return (point.dist is None or point.dist.name != "polymux", point.name)
+
+    plugins = []
+    for point in sorted(entry_points(group=GROUP), key=rank):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        plugins.append(Plugin(point.name, origin, point.load))
+    return plugins
+
+
+def find_in_folder(folder: Path) -> list[Plugin]:
+    """Plugins at a path: a single file, a package, or every file and package in a folder."""
+    if not folder.exists():
+        raise ConfigError(f"plugin folder {folder} does not exist", param="plugins.dirs")
+    if folder.is_file() or (folder / "__init__.py").exists():
+        return [describe_file(folder)]
+    return [
+        describe_file(path)
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(("_", "."))
+        and ((path.is_file() and path.suffix == ".py") or (path / "__init__.py").exists())
+    ]
+
+
+def describe_file(path: Path) -> Plugin:
+    return Plugin(path.stem, str(path), lambda: import_file(path))
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file or package under a name of its own, so that `json.py` in a plugin folder shadows nothing."""
+    package = path / "__init__.py" if path.is_dir() else path
+    name = f"polymux_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(
+        name, package, submodule_search_locations=[str(path)] if path.is_dir() else None
+    )
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module

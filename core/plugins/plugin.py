@@ -1,0 +1,69 @@
+"""One plugin: where it came from, how it fares, and where to look when it broke."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from polymux.core.errors import PluginError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a plugin is disabled: in which hook, what went wrong, where, and what to do next."""
+
+    hook: str
+    message: str
+    where: str
+    advice: str
+
+    def __str__(self) -> str:
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.hook}: {self.message}{where}. {self.advice}"
+
+
+@dataclass
+class Plugin:
+    """One plugin and how it fares. `origin` is a distribution with its version, a file, or "built-in"."""
+
+    name: str
+    origin: str
+    load: Callable[[], ModuleType]
+    module: ModuleType | None = None
+    api_level: int | None = None
+    hooks: tuple[str, ...] = ()
+    fault: Fault | None = None
+    status: str = "enabled"
+    """enabled; disabled (by the user); failed (see `fault`)."""
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "origin": self.origin,
+            "status": self.status,
+            "api_level": self.api_level,
+            "hooks": list(self.hooks),
+            "reason": str(self.fault) if self.fault else None,
+        }
+
+
+def locate(error: BaseException, plugin: Plugin) -> str:
+    """file:line of the last frame inside the plugin's own code, else of the frame that raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(plugin.module, "__file__", None) or plugin.origin
+    home = str(Path(own).parent) if own.endswith("__init__.py") else own
+    for frame in reversed(frames):
+        if frame.filename.startswith(home):
+            return f"{frame.filename}:{frame.lineno}"
+    if plugin.module is not None and isinstance(error, PluginError | pluggy.PluginValidationError):
+        return own
+    outside = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else ""

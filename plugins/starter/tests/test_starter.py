@@ -1,0 +1,39 @@
+"""The starters exist under their names, are pinned by hash, and resolve to files that the runtime can read."""
+
+from __future__ import annotations
+
+import json
+
+import polymux_starter
+import pytest
+
+from polymux.core.models import Catalogue, resolve
+
+
+def test_served_when_nothing_is_asked_for():
+    catalogue = Catalogue.join([], polymux_starter.named_models())
+    assert [model.name for model in catalogue.choose([])] == ["starter/chat", "starter/embed"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("gpt-4o-mini", "starter/chat"), ("text-embedding-3-small", "starter/embed")]
+)
+def test_names_that_clients_hard_code_reach_the_starters(alias, name):
+    models = polymux_starter.named_models()
+    assert Catalogue.join([], models).find(alias).name == name
+    assert Catalogue.join([], models, aliases=False).find(alias).reference == alias
+
+
+@pytest.mark.parametrize("model", polymux_starter.named_models(), ids=lambda model: model.name)
+def test_resolves_to_safetensors_with_a_tokenizer(model):
+    assert len(model.sha256) == 64
+    files = resolve(model.reference, sha256=model.sha256)
+    assert files.weights()
+    assert json.loads(files.path("tokenizer.json").read_text())["model"]
+
+
+def test_the_chat_starter_brings_its_template_and_architecture():
+    files = resolve(polymux_starter.CHAT.reference, sha256=polymux_starter.CHAT.sha256)
+    assert "<|im_start|>" in files.path("chat_template.jinja").read_text()
+    assert files.config()["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in files.config()
