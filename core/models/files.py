@@ -25,6 +25,10 @@ class ModelFiles:
         """`config.json`; empty when there is none. Raises `ModelError` when it is not a JSON object."""
         return self._config
 
+    def json(self, name: str) -> dict[str, Any]:
+        """The JSON object in the file `name`; empty when there is no such file. Raises `ModelError` when it is none."""
+        return read_json(self.folder / name) if self.has(name) else {}
+
     def path(self, name: str) -> Path:
         """The file or folder `name`. Raises `ModelError` when the model has no such file."""
         path = self.folder / name
@@ -51,7 +55,7 @@ class ModelFiles:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        return read_json(self.folder / "config.json") if self.has("config.json") else {}
+        return self.json("config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

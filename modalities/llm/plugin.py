@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polymux.core.errors import ModelError
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
 
@@ -17,20 +15,6 @@ if TYPE_CHECKING:
 
 TOWERS = ("vision_config", "audio_config", "text_config", "codec_config", "encoder", "decoder")
 """Keys of config.json whose objects describe a second stack of layers: another modality's model."""
-
-
-def read_config(files: ModelFiles) -> dict[str, Any]:
-    """The model's config.json, empty when it has none. Raises `ModelError` when it is not a JSON object."""
-    path = files.folder / "config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return config
 
 
 def reads_text_only(config: Mapping[str, Any]) -> bool:
@@ -47,9 +31,9 @@ class TextGeneration(Pipeline):
 
     def accepts(self, files: ModelFiles) -> bool:
         """A decoder (`...ForCausalLM`, `...LMHeadModel`) that its authors did not publish as an embedder."""
-        config = read_config(files)
+        config = files.config()
         decoder = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.get("architectures") or ())
-        return decoder and reads_text_only(config) and not (files.folder / "modules.json").is_file()
+        return decoder and reads_text_only(config) and not files.has("modules.json")
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
         from polymux.modalities.llm.front import GenerateFront
@@ -70,11 +54,11 @@ class TextEmbedding(Pipeline):
 
     def accepts(self, files: ModelFiles) -> bool:
         """A sentence-transformers folder (modules.json), or a bare text model with its tokenizer."""
-        config = read_config(files)
+        config = files.config()
         names = config.get("architectures") or ()
-        published = (files.folder / "modules.json").is_file()
+        published = files.has("modules.json")
         bare = any(name.endswith(("Model", "ForMaskedLM")) and not name.endswith("LMHeadModel") for name in names)
-        tokenised = (files.folder / "tokenizer.json").is_file()
+        tokenised = files.has("tokenizer.json")
         return reads_text_only(config) and tokenised and (published or bare)
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:

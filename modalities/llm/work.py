@@ -10,6 +10,7 @@ Events of an embedding job: one `Output(kind="vector", body=tasks.Vector)` per i
 from __future__ import annotations
 
 import msgspec
+
 from polymux.core.tasks import Sampling
 
 SCORES = "scores"
