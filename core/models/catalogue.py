@@ -16,13 +16,22 @@ class Catalogue:
     models: tuple[NamedModel, ...]
 
     @staticmethod
-    def join(configured: Iterable[NamedModel], brought: Iterable[NamedModel], aliases: bool = True) -> Catalogue:
-        """The configured models over those that plugins bring, whose aliases may be left out as a whole."""
-        models = {model.name: model for model in brought}
-        if not aliases:
-            models = {name: replace(model, aliases=()) for name, model in models.items()}
-        models.update({model.name: model for model in configured})
-        return Catalogue(tuple(models.values()))
+    def join(
+        configured: Iterable[NamedModel], brought: Iterable[NamedModel], *, starters: bool = True, aliases: bool = True
+    ) -> Catalogue:
+        """The configured models, then those that plugins bring under other names.
+
+        `starters`: whether what plugins bring is served by default; it is not where models are configured.
+        `aliases`: whether it also answers under its aliases.
+        """
+        own = {model.name: model for model in configured}
+        default = starters and not own
+        others = [
+            replace(model, aliases=model.aliases if aliases else (), default=model.default and default)
+            for model in brought
+            if model.name not in own
+        ]
+        return Catalogue((*own.values(), *others))
 
     def find(self, name: str) -> NamedModel:
         """The model of that name or alias; any other name is taken as a reference and named after itself."""
