@@ -61,7 +61,8 @@ class LeasePool:
         self._lock = threading.Lock()
         self._next = 0
         self._bytes = 0
-        self._given: dict[str, tuple[int, str | None]] = {}
+        self._given: dict[str, int] = {}
+        self._held: dict[str, list[str]] = {}
 
     def lend(self, array: np.ndarray, holder: str | None = None) -> Lease:
         """Copy `array` into shared memory. `holder` (a job) names what `release` gives back together.
@@ -83,8 +84,10 @@ class LeasePool:
             self._next += 1
             generation = self._next
             name = f"{self.folder.path.name}/{generation}"
-            self._given[name] = (size, holder)
+            self._given[name] = size
             self._bytes += size
+            if holder is not None:
+                self._held.setdefault(holder, []).append(name)
         try:
             _write(self.folder.path / str(generation), array, generation)
         except OSError as error:
@@ -95,7 +98,7 @@ class LeasePool:
     def release(self, holder: str) -> int:
         """Take back every unread lease of `holder`; returns how many there were."""
         with self._lock:
-            names = [name for name, (_, of) in self._given.items() if of == holder]
+            names = self._held.pop(holder, ())
         return sum(self._return(name) for name in names)
 
     @property
@@ -115,21 +118,20 @@ class LeasePool:
         self.folder.close()
         with self._lock:
             self._given.clear()
+            self._held.clear()
             self._bytes = 0
 
     def _return(self, name: str) -> bool:
         unread = _unlink(self.folder.path.parent / name)
         with self._lock:
-            size, _ = self._given.pop(name, (0, None))
-            self._bytes -= size
+            self._bytes -= self._given.pop(name, 0)
         return unread
 
     def _reclaim(self) -> None:
         # The reader removes the name: one look at the folder tells which leases are still out.
         here = set(os.listdir(self.folder.path)) if self._given else set()
         for name in [name for name in self._given if name.rpartition("/")[2] not in here]:
-            size, _ = self._given.pop(name)
-            self._bytes -= size
+            self._bytes -= self._given.pop(name)
 
 
 def borrow(lease: Lease, root: Path | None = None) -> np.ndarray:
@@ -143,7 +145,9 @@ def borrow(lease: Lease, root: Path | None = None) -> np.ndarray:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise InternalError(f"shared memory {lease.name} is gone: read before, taken back, or its owner died") from error
+        raise InternalError(
+            f"shared memory {lease.name} is gone: read before, taken back, or its owner died"
+        ) from error
     try:
         magic, generation, size = HEADER.unpack(os.pread(handle, HEADER.size, 0))
         fits = lease.offset >= HEADER.size and lease.offset + count * dtype.itemsize <= HEADER.size + size

@@ -1,0 +1,59 @@
+"""From a spec to a running engine: plugins, the site, and the program of every model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from polymux.core.compute.device import open_device
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.engine.spec import EngineSpec, ModelSpec
+from polymux.core.errors import ConfigError, ModelError, PolymuxError
+from polymux.core.models import ModelFiles
+from polymux.core.pipeline import Program
+from polymux.core.plugins import Plugins, load_plugins
+
+
+def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
+    """The loop over every model of `spec`, and each model's facts with the seconds it took to load.
+
+    Raises `ModelError`, naming the model, or `ConfigError`.
+    """
+    plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
+    site = Site(open_device(spec.device), read_settings(spec.settings), tuple(plugins.attention_backends()))
+    programs: dict[str, Program] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for model in spec.models:
+        began = time.monotonic()
+        programs[model.name] = load_program(model, plugins, site)
+        facts[model.name] = {
+            **programs[model.name].describe(),
+            "load_seconds": round(time.monotonic() - began, 3),
+        }
+    return Loop(site, programs), facts
+
+
+def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
+    files = ModelFiles(model.reference, Path(model.folder))
+    pipeline = plugins.choose_pipeline(files, model.pipeline)
+    try:
+        return pipeline.load(files, site, model.options)
+    except PolymuxError as error:
+        raise ModelError(f"model {model.name}: {error.message}") from error
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name}: pipeline {pipeline.name} cannot load {model.reference}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def read_settings(settings: dict[str, Any]) -> SiteSettings:
+    """The site's settings out of plain data; what is not given keeps its default."""
+    known = {field.name for field in fields(SiteSettings)}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise ConfigError(f"an engine has no setting {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+    return SiteSettings(**settings)

@@ -1,0 +1,118 @@
+"""The engine process: load the models, then take commands, step, report, until told to stop or the parent dies.
+
+It owns the device, so nothing else happens here: text, media and HTTP are other processes' work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+from setproctitle import setproctitle
+
+from polymux.core.engine.sockets import EngineEnd
+from polymux.core.engine.spec import EngineSpec
+from polymux.core.errors import ModelError, PolymuxError
+from polymux.core.vocabulary import Command, LoadFailed, Ready, Report, Stats, Stop
+
+LOAD_FAILED = 3
+"""The exit status that says: the last report tells why the models did not load."""
+
+STATS_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("polymux.engine")
+
+
+class EngineLoop(Protocol):
+    """What the process drives: `core.engine.loop.Loop`."""
+
+    def handle(self, command: Command) -> None: ...
+    def step(self) -> bool: ...
+    def take_reports(self) -> list[Report]: ...
+    def stats(self) -> dict[str, float]: ...
+
+
+class Port(Protocol):
+    """The engine's end of a connection."""
+
+    def receive(self, timeout: float) -> Sequence[Command]:
+        """Every command that has arrived; waits up to `timeout` seconds for the first."""
+
+    def send(self, reports: Sequence[Report]) -> None: ...
+
+
+Load = Callable[[EngineSpec], tuple[EngineLoop, dict[str, dict[str, Any]]]]
+"""Loads what a spec names; returns the loop and the facts of each model. `core.engine.load` has the real one."""
+
+
+def drive(loop: EngineLoop, port: Port) -> None:
+    """Run the loop until `Stop`: one message of reports a step, waiting only when there is nothing to do."""
+    busy, due = False, 0.0
+    while True:
+        for command in port.receive(0.0 if busy else max(0.0, due - time.monotonic())):
+            if type(command) is Stop:
+                return
+            loop.handle(command)
+        busy = loop.step()
+        reports = loop.take_reports()
+        if time.monotonic() >= due:
+            due = time.monotonic() + STATS_SECONDS
+            reports.append(Stats(loop.stats()))
+        if reports:
+            port.send(reports)
+
+
+def main(load: Load) -> int:
+    """The whole life of an engine process; returns its exit status."""
+    # A terminal's Ctrl-C reaches the whole group; the gateway drains first and then stops its engines.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    _die_with_parent()
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
+    setproctitle(f"polymux engine {spec.name}")
+    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    port = EngineEnd(spec.commands, spec.reports)
+    try:
+        try:
+            loop, facts = load(spec)
+        except Exception as error:
+            port.send([LoadFailed(_explain(error).to_wire())])
+            return LOAD_FAILED
+        port.send([Ready(facts)])
+        drive(loop, port)
+    finally:
+        port.close()
+    return 0
+
+
+def _explain(error: Exception) -> PolymuxError:
+    if isinstance(error, PolymuxError):
+        return error
+    log.error("loading failed", exc_info=error)
+    return ModelError(f"loading failed: {type(error).__name__}: {error}")
+
+
+def _exit(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _die_with_parent() -> None:
+    # The kernel's own promise holds even while this process hangs inside a device call.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_parent() -> None:
+    # Standard input stays open for as long as the parent lives: its end is the portable sign of death.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)

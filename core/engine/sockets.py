@@ -1,0 +1,82 @@
+"""The two ends between a supervisor and its engine process: commands one way, reports the other, over zmq.
+
+The supervisor binds both sockets in its private folder, at new addresses for every life of the engine: what was
+meant for a dead one reaches nobody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from polymux.core.engine.lease import process_pool
+from polymux.core.engine.wire import decode_command, decode_reports, encode_command, encode_reports
+from polymux.core.vocabulary import Command, Report
+
+log = logging.getLogger("polymux.engine")
+
+_serial = itertools.count(1)
+
+
+class ClientEnd:
+    """Sends commands without waiting; reports are awaited."""
+
+    def __init__(self) -> None:
+        folder, life = process_pool().folder.path, next(_serial)
+        self.commands_address = f"ipc://{folder}/{life}.commands"
+        self.reports_address = f"ipc://{folder}/{life}.reports"
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PUSH)
+        # Unbounded: a `Cancel` must never be lost, and the number of jobs is bounded elsewhere.
+        self._commands.set_hwm(0)
+        self._commands.bind(self.commands_address)
+        self._reports = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
+        self._reports.bind(self.reports_address)
+
+    def send(self, command: Command) -> None:
+        self._commands.send(encode_command(command), zmq.NOBLOCK)
+
+    async def receive(self) -> Sequence[Report]:
+        return decode_reports(await self._reports.recv())
+
+    def close(self) -> None:
+        self._reports.close(linger=0)
+        self._commands.close(linger=0)
+        self._context.term()
+
+
+class EngineEnd:
+    """Takes commands as they come; a report waits while the gateway is a thousand messages behind."""
+
+    def __init__(self, commands_address: str, reports_address: str) -> None:
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._commands.set_hwm(0)
+        self._commands.connect(commands_address)
+        self._reports = self._context.socket(zmq.PUSH)
+        self._reports.connect(reports_address)
+
+    def receive(self, timeout: float) -> Sequence[Command]:
+        commands: list[Command] = []
+        if timeout > 0 and not self._commands.poll(int(timeout * 1000) + 1):
+            return commands
+        while True:
+            try:
+                message = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            try:
+                commands.append(decode_command(message))
+            except msgspec.DecodeError:
+                log.exception("a command could not be read")
+
+    def send(self, reports: Sequence[Report]) -> None:
+        self._reports.send(encode_reports(reports))
+
+    def close(self) -> None:
+        self._context.destroy(linger=1000)

@@ -1,0 +1,31 @@
+"""What an engine process is told when it starts; crosses as one line of JSON on its standard input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ModelSpec(msgspec.Struct, kw_only=True):
+    """One model to load: its files are local already. `pipeline` is a pipeline's name."""
+
+    name: str
+    reference: str
+    folder: str
+    pipeline: str
+    options: dict[str, Any] = {}
+
+
+class EngineSpec(msgspec.Struct, kw_only=True):
+    """All that an engine process needs to know."""
+
+    name: str
+    models: list[ModelSpec] = []
+    device: str = "cpu"
+    plugin_dirs: list[str] = []
+    disabled_plugins: list[str] = []
+    settings: dict[str, Any] = {}
+    commands: str = ""
+    """Where to take commands from and send reports to: zmq addresses, filled in by the supervisor."""
+    reports: str = ""

@@ -1,0 +1,123 @@
+"""What a gateway talks to: models by name, the fronts before them and the engines behind them.
+
+    async with service.open("starter/chat", "chat", ask) as answers:
+        async for answer in answers:
+            ...
+
+Entering prepares the ask on a preparer thread and submits it; leaving early, at whatever point, cancels the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from polymux.core.answers import Answers
+from polymux.core.engine.client import Engine
+from polymux.core.errors import ConfigError, InvalidRequest, ModelNotFound
+from polymux.core.pipeline import Front
+from polymux.core.preparers import Preparers
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is served: its names, its tasks, and the two halves of its pipeline."""
+
+    name: str
+    tasks: tuple[str, ...]
+    front: Front
+    engine: Engine
+    aliases: tuple[str, ...] = ()
+    """Further names that reach it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Facts of both halves: the engine's (dtype, bytes) and the front's (context length, voices)."""
+        return {**self.engine.models.get(self.name, {}), **self.front.describe()}
+
+
+class Service:
+    """Serves `models`. Raises `ConfigError` when two of them claim one name."""
+
+    def __init__(self, models: Iterable[Served], preparers: Preparers | None = None) -> None:
+        self.models = tuple(models)
+        self.engines = tuple(dict.fromkeys(served.engine for served in self.models))
+        self._preparers = preparers or Preparers()
+        self._jobs = itertools.count(1)
+        self._by_name: dict[str, Served] = {}
+        for served in self.models:
+            for name in (served.name, *served.aliases):
+                if name in self._by_name:
+                    raise ConfigError(f"two models are called {name}: {self._by_name[name].name} and {served.name}")
+                self._by_name[name] = served
+
+    async def start(self) -> None:
+        """Begin loading every engine and return at once; `ready` tells when requests are answered."""
+        for engine in self.engines:
+            await engine.start()
+
+    async def wait_ready(self) -> None:
+        """Wait until every engine is ready. Raises `ModelError` when one cannot load its models."""
+        await asyncio.gather(*(engine.wait_ready() for engine in self.engines))
+
+    async def stop(self) -> None:
+        """End the engines; what still runs fails with `NotReady`."""
+        await asyncio.gather(*(engine.stop() for engine in self.engines))
+        self._preparers.close()
+
+    @property
+    def ready(self) -> bool:
+        return all(engine.state == "ready" for engine in self.engines)
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """The engines' gauges and counters, summed."""
+        total: dict[str, float] = {}
+        for engine in self.engines:
+            for name, value in engine.stats.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def names(self) -> list[str]:
+        """The models' own names, without aliases, in the order they were given."""
+        return [served.name for served in self.models]
+
+    def find(self, name: str) -> Served:
+        """The model of that name or alias. Raises `ModelNotFound`, listing what is served."""
+        served = self._by_name.get(name)
+        if served is None:
+            names = ", ".join(self.names()) or "none"
+            raise ModelNotFound(f"model {name!r} is not served here; served: {names}", param="model")
+        return served
+
+    def open(
+        self,
+        model: str,
+        task: str,
+        ask: msgspec.Struct,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        request_id: str | None = None,
+    ) -> Answers:
+        """Ask a model; enter the result to start. `deadline` is in seconds from now.
+
+        Raises `ModelNotFound`, or `InvalidRequest` when the model does not serve the task.
+        """
+        served = self.find(model)
+        if task not in served.tasks:
+            tasks = ", ".join(served.tasks)
+            raise InvalidRequest(f"model {served.name} does not serve {task!r}; it serves: {tasks}", param="model")
+        job = f"{request_id or 'job'}-{next(self._jobs)}"
+        return Answers(served, self._preparers, job, task, ask, priority, deadline)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "ready": self.ready,
+            "engines": [engine.describe() for engine in self.engines],
+            "models": {served.name: served.describe() for served in self.models},
+        }
