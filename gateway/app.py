@@ -1,0 +1,60 @@
+"""The Starlette application over a Service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
+
+from polymux.core.errors import PolymuxError
+from polymux.core.vocabulary import Task
+from polymux.gateway.access import Access
+from polymux.gateway.auth import Auth
+from polymux.gateway.errors import on_http_exception, on_polymux_error
+from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, tasks
+from polymux.gateway.settings import GatewaySettings
+from polymux.gateway.state import Gateway
+
+if TYPE_CHECKING:
+    from polymux.core.service import Service
+
+
+def create_app(
+    service: Service,
+    settings: GatewaySettings | None = None,
+    *,
+    extra_tasks: Sequence[Task] = (),
+    extra_routes: Sequence[BaseRoute] = (),
+    extra_middleware: Sequence[Middleware] = (),
+) -> Starlette:
+    """The gateway. What plugins add stands behind the same keys, log and errors as our own.
+
+    Raises `ConfigError` for settings that would be unsafe, `PluginError` for a task whose route cannot be mounted.
+    """
+    settings = settings or GatewaySettings()
+    settings.check()
+    gateway = Gateway(service, settings)
+    endpoints = [
+        chat.ENDPOINT,
+        completions.ENDPOINT,
+        embeddings.ENDPOINT,
+        *models.ENDPOINTS,
+        *health.ENDPOINTS,
+    ]
+    endpoints += tasks.make_endpoints(extra_tasks, taken={endpoint.key for endpoint in endpoints})
+    app = Starlette(
+        routes=[*(endpoint.mount() for endpoint in endpoints), *docs.make_routes(endpoints), *extra_routes],
+        middleware=[
+            Middleware(Access, gateway=gateway),
+            Middleware(Auth, keys=settings.api_keys),
+            *extra_middleware,
+        ],
+        exception_handlers={PolymuxError: on_polymux_error, HTTPException: on_http_exception},
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    return app

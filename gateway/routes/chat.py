@@ -1,0 +1,167 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
+from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
+from polymux.gateway.bodies import read_request
+from polymux.gateway.routes.endpoint import Endpoint
+from polymux.gateway.routes.opening import open_call
+from polymux.gateway.schemas.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    ContentLogprob,
+    TopLogprob,
+)
+from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
+from polymux.gateway.state import gateway_of
+
+
+async def complete_chat(request: Request) -> ASGIApp:
+    body = await read_request(request, ChatRequest, gateway_of(request).settings.max_body_bytes)
+    ask = body.ask()
+    call = open_call(request, body.model, "chat", ask, weight=ask.n)
+    if body.stream:
+        return StreamResponse(call, ChatStream(call.model, ask.n, body.wants_usage))
+    return WholeResponse(call, WholeChat(call.model, ask.n))
+
+
+ENDPOINT = Endpoint(
+    method="POST",
+    path="/v1/chat/completions",
+    summary="Continue a conversation",
+    tag="text",
+    handle=complete_chat,
+    request=ChatRequest,
+    response=ChatCompletion,
+    stream=ChatCompletionChunk,
+)
+
+
+class WholeChat:
+    """Collects n choices."""
+
+    def __init__(self, model: str, n: int) -> None:
+        self.model = model
+        self.texts: list[list[str]] = [[] for _ in range(n)]
+        self.logprobs: list[list[TokenLogprob] | None] = [None] * n
+        self.reasons: list[str] = ["stop"] * n
+
+    def add(self, answer: msgspec.Struct) -> None:
+        if isinstance(answer, TextDelta):
+            self.texts[answer.index].append(answer.text)
+            if answer.logprobs is not None:
+                known = self.logprobs[answer.index] or []
+                self.logprobs[answer.index] = [*known, *answer.logprobs]
+        elif isinstance(answer, ChoiceEnded):
+            self.reasons[answer.index] = answer.reason
+
+    def finish(self, done: Done) -> bytes:
+        choices = [
+            ChatChoice(
+                index=index,
+                message=AnswerMessage(content="".join(texts)),
+                logprobs=shape_logprobs(self.logprobs[index]),
+                finish_reason=self.reasons[index],
+            )
+            for index, texts in enumerate(self.texts)
+        ]
+        return encode_model(
+            ChatCompletion(
+                id=f"chatcmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=self.model,
+                choices=choices,
+                usage=TokenUsage.of(done.usage),
+                receipt=ReceiptBody.of(done.receipt),
+            )
+        )
+
+
+class ChatStream(EventFrames):
+    """Chunks: per choice one with the role, one per delta, one with the reason; then usage, if asked for.
+
+    The latest reason is held until the next answer: the last chunk, which carries the receipt, is known only then.
+    """
+
+    def __init__(self, model: str, n: int, wants_usage: bool) -> None:
+        self.model = model
+        self.wants_usage = wants_usage
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.greeted = [False] * n
+        self.held: ChatCompletionChunk | None = None
+
+    def write(self, answer: msgspec.Struct) -> bytes:
+        if isinstance(answer, Done):
+            return self._end(answer)
+        frames = self._release()
+        if isinstance(answer, TextDelta):
+            frames += self._greet(answer.index)
+            if answer.text or answer.logprobs:
+                delta = ChatDelta(content=answer.text)
+                frames += frame_model(self._chunk(answer.index, delta, shape_logprobs(answer.logprobs)))
+        elif isinstance(answer, ChoiceEnded):
+            frames += self._greet(answer.index)
+            self.held = self._chunk(answer.index, ChatDelta(), reason=answer.reason)
+        return frames
+
+    def _greet(self, index: int) -> bytes:
+        if self.greeted[index]:
+            return b""
+        self.greeted[index] = True
+        return frame_model(self._chunk(index, ChatDelta(role="assistant", content="")))
+
+    def _release(self) -> bytes:
+        held, self.held = self.held, None
+        return frame_model(held) if held is not None else b""
+
+    def _end(self, done: Done) -> bytes:
+        receipt = ReceiptBody.of(done.receipt)
+        if self.held is not None and not self.wants_usage:
+            self.held.receipt = receipt
+            return self._release()
+        frames = self._release()
+        last = ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=[], receipt=receipt)
+        if self.wants_usage:
+            last.usage = TokenUsage.of(done.usage)
+        return frames + frame_model(last)
+
+    def _chunk(
+        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, reason: str | None = None
+    ) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
+        return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=[choice])
+
+
+def shape_logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+    """Chat's own shape: one entry per token, its alternatives inside."""
+    if tokens is None:
+        return None
+    return ChatLogprobs(
+        content=[
+            ContentLogprob(
+                token=each.token,
+                logprob=each.logprob,
+                bytes=list(each.data),
+                top_logprobs=[
+                    TopLogprob(token=other.token, logprob=other.logprob, bytes=list(other.data)) for other in each.top
+                ],
+            )
+            for each in tokens
+        ]
+    )

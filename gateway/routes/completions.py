@@ -1,0 +1,173 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
+from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
+from polymux.gateway.bodies import read_request
+from polymux.gateway.routes.endpoint import Endpoint
+from polymux.gateway.routes.opening import open_call
+from polymux.gateway.schemas.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
+from polymux.gateway.state import gateway_of
+
+
+async def complete_text(request: Request) -> ASGIApp:
+    body = await read_request(request, CompletionRequest, gateway_of(request).settings.max_body_bytes)
+    ask = body.ask()
+    choices = len(ask.prompts) * ask.n
+    call = open_call(request, body.model, "complete", ask, weight=choices)
+    if body.stream:
+        return StreamResponse(call, CompletionStream(call.model, choices, ask.logprobs, body.wants_usage))
+    return WholeResponse(call, WholeCompletion(call.model, choices, ask.logprobs))
+
+
+ENDPOINT = Endpoint(
+    method="POST",
+    path="/v1/completions",
+    summary="Continue texts or token ids",
+    tag="text",
+    handle=complete_text,
+    request=CompletionRequest,
+    response=Completion,
+    stream=Completion,
+)
+
+
+class WholeCompletion:
+    """Collects the choices; choice i*n + j is continuation j of prompt i."""
+
+    def __init__(self, model: str, choices: int, logprobs: int | None) -> None:
+        self.model = model
+        self.texts: list[list[str]] = [[] for _ in range(choices)]
+        self.tokens: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self.reasons: list[str] = ["stop"] * choices
+        self.logprobs = logprobs
+
+    def add(self, answer: msgspec.Struct) -> None:
+        if isinstance(answer, TextDelta):
+            self.texts[answer.index].append(answer.text)
+            self.tokens[answer.index] += answer.logprobs or ()
+        elif isinstance(answer, ChoiceEnded):
+            self.reasons[answer.index] = answer.reason
+
+    def finish(self, done: Done) -> bytes:
+        choices = []
+        for index, texts in enumerate(self.texts):
+            logprobs = None if self.logprobs is None else Offsets().shape_logprobs(self.tokens[index], self.logprobs)
+            reason = self.reasons[index]
+            choices.append(CompletionChoice(index=index, text="".join(texts), logprobs=logprobs, finish_reason=reason))
+        return encode_model(
+            Completion(
+                id=f"cmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=self.model,
+                choices=choices,
+                usage=TokenUsage.of(done.usage),
+                receipt=ReceiptBody.of(done.receipt),
+            )
+        )
+
+
+class CompletionStream(EventFrames):
+    """One chunk per delta, one with the reason per choice, the latter held as in `ChatStream`."""
+
+    def __init__(self, model: str, choices: int, logprobs: int | None, wants_usage: bool) -> None:
+        self.model = model
+        self.logprobs = logprobs
+        self.wants_usage = wants_usage
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.offsets = [Offsets() for _ in range(choices if logprobs is not None else 0)]
+        self.held: Completion | None = None
+
+    def write(self, answer: msgspec.Struct) -> bytes:
+        if isinstance(answer, Done):
+            return self._end(answer)
+        frames = self._release()
+        if isinstance(answer, TextDelta) and (answer.text or answer.logprobs):
+            logprobs = None
+            if self.logprobs is not None:
+                logprobs = self.offsets[answer.index].shape_logprobs(answer.logprobs or (), self.logprobs)
+            frames += frame_model(self._chunk(answer.index, answer.text, logprobs))
+        elif isinstance(answer, ChoiceEnded):
+            self.held = self._chunk(answer.index, "", reason=answer.reason)
+        return frames
+
+    def _release(self) -> bytes:
+        held, self.held = self.held, None
+        return frame_model(held) if held is not None else b""
+
+    def _end(self, done: Done) -> bytes:
+        receipt = ReceiptBody.of(done.receipt)
+        if self.held is not None and not self.wants_usage:
+            self.held.receipt = receipt
+            return self._release()
+        frames = self._release()
+        last = Completion(id=self.id, created=self.created, model=self.model, choices=[], receipt=receipt)
+        if self.wants_usage:
+            last.usage = TokenUsage.of(done.usage)
+        return frames + frame_model(last)
+
+    def _chunk(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None = None, reason: str | None = None
+    ) -> Completion:
+        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
+        return Completion(id=self.id, created=self.created, model=self.model, choices=[choice])
+
+
+class Offsets:
+    """Where each token of one choice begins in its text, counted in characters that are complete."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def shape_logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> CompletionLogprobs:
+        """This endpoint's own shape. The chosen token is among its alternatives always, as the protocol says."""
+        starts = []
+        for each in tokens:
+            starts.append(self._length)
+            self._length += len(self._decoder.decode(each.data)) if each.data else len(each.token)
+        return CompletionLogprobs(
+            tokens=[name_token(each) for each in tokens],
+            token_logprobs=[finite(each.logprob) for each in tokens],
+            top_logprobs=[_alternatives(each, top) for each in tokens],
+            text_offset=starts,
+        )
+
+
+def _alternatives(token: TokenLogprob, top: int) -> dict[str, float] | None:
+    if not math.isfinite(token.logprob):
+        return None
+    named = {name_token(other): other.logprob for other in token.top[:top]}
+    return {**named, name_token(token): token.logprob}
+
+
+def finite(logprob: float) -> float | None:
+    """None for the first token of an echoed prompt, which nothing came before."""
+    return logprob if math.isfinite(logprob) else None
+
+
+def name_token(token: TokenLogprob) -> str:
+    """Its text; a part of a character is named by its bytes, so that two parts stay two."""
+    try:
+        token.data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
+    return token.token

@@ -1,0 +1,40 @@
+"""`POST /v1/embeddings`: the request and the answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from polymux.core.tasks import Embed
+from polymux.gateway.schemas.base import WireAnswer, WireRequest
+from polymux.gateway.schemas.completions import TextsOrTokens, list_inputs
+from polymux.gateway.schemas.usage import InputUsage, ReceiptBody
+
+
+class EmbeddingRequest(WireRequest):
+    model: str
+    input: TextsOrTokens
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: little-endian float32. Default float."
+    )
+    dimensions: int | None = Field(None, ge=1, le=65536, description="Keep the first so many and normalise again.")
+    truncate: bool | None = Field(None, description="Extension. Cut inputs that are too long instead of refusing them.")
+    user: str | None = Field(None, description="Accepted; changes nothing.")
+
+    def ask(self) -> Embed:
+        return Embed(inputs=list_inputs(self.input), dimensions=self.dimensions, truncate=bool(self.truncate))
+
+
+class Embedding(WireAnswer):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(WireAnswer):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedding]
+    usage: InputUsage
+    receipt: ReceiptBody

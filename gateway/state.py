@@ -1,0 +1,36 @@
+"""What the routes share: one object per application."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from polymux.gateway.limits import Gates
+from polymux.gateway.metrics import Metrics
+from polymux.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from polymux.core.service import Service
+
+
+class Gateway:
+    def __init__(self, service: Service, settings: GatewaySettings) -> None:
+        self.service = service
+        self.settings = settings
+        self.gates = Gates(settings.max_running, settings.max_waiting)
+        self.metrics = Metrics(self.gates, service)
+        self.started = int(time.time())
+        self.draining = False
+        """Set on SIGTERM: `/readyz` says 503, answers close their connections, requests are still served."""
+
+    @property
+    def ready(self) -> bool:
+        return self.service.ready and not self.draining
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
