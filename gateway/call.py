@@ -42,8 +42,6 @@ class Call:
         metrics = self.gateway.metrics
         where = (self.model, self.task)
         try:
-            if not self.gateway.service.ready:
-                raise NotReady("the engine is loading or restarting", retry_after=1)
             async with self.gateway.gates.of(self.model).admit(self.weight):
                 metrics.queue_time.labels(*where).observe(time.perf_counter() - self._begin)
                 async with self.gateway.service.open(

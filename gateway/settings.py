@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ByteSize, Field
 
 from polymux.core.errors import ConfigError
 
@@ -11,33 +14,33 @@ from polymux.core.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0: any free port; the log names it."""
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for, which is allowed on a loopback address only."""
     insecure: bool = False
     """Serve on any address without a key."""
-    max_body_bytes: int = 4 * 2**20
-    max_running: int = 256
+    max_body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(4 * 2**20)
+    """Also "8MiB"."""
+    max_running: Annotated[int, Field(gt=0)] = 256
     """Choices (n times prompts) per model that are with the engine at once."""
-    max_waiting: int = 1024
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
     """Choices per model that may wait for those; beyond it requests are answered 429."""
-    drain_seconds: float = 5.0
+    drain_seconds: Annotated[float, Field(ge=0)] = 5.0
     """After SIGTERM: how long requests are still accepted while `/readyz` already says 503."""
-    finish_seconds: float = 45.0
+    finish_seconds: Annotated[float, Field(ge=0)] = 45.0
     """After that: how long running answers may take before they are cut."""
 
     def check(self) -> None:
-        """Raises `ConfigError` for an address that would let strangers in, and for limits that admit nobody."""
+        """Raises `ConfigError` for an address that would let strangers in, and for a key that is none."""
         if not (self.api_keys or self.insecure or is_loopback(self.host)):
             raise ConfigError(
-                f"refusing to serve on {self.host} without an API key: set one (gateway.api_keys or POLYMUX_API_KEY), "
+                f"refusing to serve on {self.host} without an API key: "
+                "set one (api_keys in [gateway], or POLYMUX_GATEWAY_API_KEYS), "
                 "bind a loopback address, or pass --insecure"
             )
         if any(not key.strip() for key in self.api_keys):
             raise ConfigError("gateway.api_keys holds an empty key")
-        if self.max_running < 1 or self.max_waiting < 0 or self.max_body_bytes < 1:
-            raise ConfigError("gateway limits must be positive")
 
 
 def is_loopback(host: str) -> bool:

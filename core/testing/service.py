@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from polymux.core.errors import ModelNotFound, NotReady, PolymuxError
+from polymux.core.errors import InvalidRequest, ModelNotFound, NotReady, PolymuxError
 from polymux.core.tasks import Chat, ChoiceEnded, Complete, Done, Embed, TextDelta, TokenLogprob, Vector
 from polymux.core.vocabulary import Receipt, Usage
 
@@ -58,7 +58,10 @@ class FakeService:
         self.script = self.script or speak
 
     async def start(self) -> None:
-        self.ready = True
+        """Nothing is loaded: `ready` is what the test says."""
+
+    async def wait_ready(self) -> None:
+        """At once."""
 
     async def stop(self) -> None:
         self.ready = False
@@ -82,7 +85,10 @@ class FakeService:
         deadline: float | None = None,
         request_id: str | None = None,
     ) -> Answers:
-        answers = Answers(self, self.find(model), task, ask, request_id)
+        served = self.find(model)
+        if task not in served.tasks:
+            raise InvalidRequest(f"model {served.name} does not serve {task!r}", param="model")
+        answers = Answers(self, served, task, ask, request_id)
         if self.keep:
             self.opened.append(answers)
         return answers

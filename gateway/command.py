@@ -1,0 +1,70 @@
+"""`polymux serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    ctx: typer.Context,
+    models: Annotated[list[str] | None, typer.Argument(help="Names or references; none: the starters.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on. Default 8000; 0: any free one.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve beyond this machine without a key.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
+) -> None:
+    """Serve models over HTTP, compatible with OpenAI's API."""
+    from setproctitle import setproctitle
+
+    from polymux.core.assembly import assemble
+    from polymux.core.cli.output import tell
+    from polymux.gateway.app import create_app
+    from polymux.gateway.server import bind_socket, run_server
+    from polymux.gateway.settings import GatewaySettings
+
+    setproctitle("polymux gateway")
+    frame = ctx.obj
+    flags = {"host": host, "port": port, "insecure": insecure}
+    settings = frame.config.read("gateway", GatewaySettings, flags)
+    settings.check()
+    listener = bind_socket(settings)
+    service = assemble(frame.settings, frame.plugins, models or [], tell)
+    app = create_app(
+        service,
+        settings,
+        extra_tasks=frame.plugins.tasks(),
+        extra_routes=frame.plugins.routes(),
+        extra_middleware=frame.plugins.middleware(),
+    )
+    bound, number = listener.getsockname()[:2]
+    address = f"http://{f'[{bound}]' if ':' in bound else bound}:{number}"
+    tell(f"listening on {address}, loading {', '.join(service.names())}")
+    log = None if quiet else start_access_log()
+    try:
+        status = run_server(
+            app, service, listener, on_ready=lambda: tell(f"ready: {address}/v1, pages at {address}/docs")
+        )
+    finally:
+        if log is not None:
+            log.stop()
+    raise typer.Exit(status)
+
+
+def start_access_log() -> QueueListener:
+    """One JSON line per request on stdout, written by a thread: a stalled pipe must not stall the event loop."""
+    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    logger = logging.getLogger("polymux.access")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(QueueHandler(lines))
+    listener = QueueListener(lines, logging.StreamHandler(sys.stdout))
+    listener.start()
+    return listener
