@@ -8,6 +8,7 @@ A table of the file is a dataclass, and its keys are the fields. The variable fo
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+import msgspec
 
 from polymux.core.errors import ConfigError
 from polymux.core.vocabulary import NamedModel
@@ -26,7 +27,19 @@ TABLES = ("engine", "gateway", "models", "plugins", "starters")
 NOT_SETTINGS = ("POLYMUX_HOME", "POLYMUX_CONFIG")
 
 T = TypeVar("T")
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class ByteSize(int):
+    """Bytes, written as a number or with a unit: 2147483648, "2GiB"."""
+
+    @classmethod
+    def parse(cls, value: Any) -> ByteSize:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+        if match is None or match[2] not in UNITS or not float(match[1]):
+            raise ValueError(f'expected a size such as "2GiB" (units: {", ".join(filter(None, UNITS))})')
+        return cls(float(match[1]) * UNITS[match[2]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +211,20 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> No
 def validate(values: Mapping[str, Any], kind: type[T], table: str) -> T:
     """`values` as the dataclass `kind`; the first value that does not fit is named in the `ConfigError`."""
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in (table, *first["loc"]))
-        if first["type"] == "missing":
-            raise ConfigError(f"{key} is missing", param=key) from error
-        raise ConfigError(f"{key} = {first['input']!r}: {first['msg']}", param=key) from error
+        return msgspec.convert(dict(values), kind, strict=False, dec_hook=decode)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        key = f"{table}{where.rstrip('`')}"
+        raise ConfigError(f"{key}: {what}", param=key) from error
+
+
+def decode(kind: type, value: Any) -> Any:
+    """The types of settings that msgspec does not know."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is ByteSize:
+        return ByteSize.parse(value)
+    raise ValueError(f"expected a {kind.__name__}, got {type(value).__name__}")
 
 
 def split(text: str) -> list[str]:

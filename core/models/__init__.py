@@ -5,7 +5,7 @@ Weights are safetensors and nothing else: foreign formats are converted once, pi
 
 from polymux.core.models.catalogue import Catalogue
 from polymux.core.models.files import ModelFiles
-from polymux.core.models.resolve import resolve
+from polymux.core.models.resolve import is_fetched, resolve
 from polymux.core.models.source import Located, ModelSource
 
-__all__ = ["Catalogue", "Located", "ModelFiles", "ModelSource", "resolve"]
+__all__ = ["Catalogue", "Located", "ModelFiles", "ModelSource", "is_fetched", "resolve"]

@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
 from polymux.core.errors import ModelError
 
 
@@ -33,6 +31,8 @@ def build_once(entry: Path, build: Callable[[Path], None]) -> Path:
     `build` works in a folder beside it that is renamed when complete, so `entry` is whole or absent; a lock lets one
     process build while others wait. Raises `ModelError` when the cache cannot be written.
     """
+    from filelock import FileLock
+
     if entry.exists():
         return entry
     try:

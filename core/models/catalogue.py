@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from polymux.core.errors import ConfigError
 from polymux.core.vocabulary import NamedModel
+
+if TYPE_CHECKING:
+    from polymux.core.config import Settings
+    from polymux.core.plugins import Plugins
 
 
 @dataclass(frozen=True)
@@ -14,6 +19,16 @@ class Catalogue:
     """Named models by name; what the configuration defines comes before what plugins bring."""
 
     models: tuple[NamedModel, ...]
+
+    @staticmethod
+    def gather(settings: Settings, plugins: Plugins) -> Catalogue:
+        """What is configured and what plugins bring."""
+        return Catalogue.join(
+            settings.models,
+            plugins.named_models(),
+            starters=settings.starters.enabled,
+            aliases=settings.starters.aliases,
+        )
 
     @staticmethod
     def join(

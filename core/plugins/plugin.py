@@ -5,13 +5,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import pluggy
-
-from polymux.core.errors import PluginError
 
 
 @dataclass(frozen=True)
@@ -54,16 +49,12 @@ class Plugin:
 
 
 def locate(error: BaseException, plugin: Plugin) -> str:
-    """file:line of the last frame inside the plugin's own code, else of the frame that raised."""
+    """file:line of the last frame inside the plugin's own code; the plugin's origin when none of it ran."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
     own = getattr(plugin.module, "__file__", None) or plugin.origin
-    home = str(Path(own).parent) if own.endswith("__init__.py") else own
-    for frame in reversed(frames):
+    home = own.removesuffix("__init__.py")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(home):
             return f"{frame.filename}:{frame.lineno}"
-    if plugin.module is not None and isinstance(error, PluginError | pluggy.PluginValidationError):
-        return own
-    outside = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else ""
+    return own

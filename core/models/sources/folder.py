@@ -26,3 +26,6 @@ class FolderSource(ModelSource):
                 raise ModelError(f"{name!r} does not have the sha256 {sha256}")
         stamp = path.stat()
         return Located(path, f"{path} {stamp.st_size} {stamp.st_mtime_ns}")
+
+    def is_fetched(self, name: str, *, sha256: str | None) -> bool:
+        return Path(name).expanduser().exists()

