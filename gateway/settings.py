@@ -6,29 +6,30 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import ByteSize, Field
+from msgspec import Meta
 
+from polymux.core.config import ByteSize
 from polymux.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0: any free port; the log names it."""
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for, which is allowed on a loopback address only."""
     insecure: bool = False
     """Serve on any address without a key."""
-    max_body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(4 * 2**20)
+    max_body_bytes: ByteSize = ByteSize(4 * 2**20)
     """Also "8MiB"."""
-    max_running: Annotated[int, Field(gt=0)] = 256
+    max_running: Annotated[int, Meta(gt=0)] = 256
     """Choices (n times prompts) per model that are with the engine at once."""
-    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    max_waiting: Annotated[int, Meta(ge=0)] = 1024
     """Choices per model that may wait for those; beyond it requests are answered 429."""
-    drain_seconds: Annotated[float, Field(ge=0)] = 5.0
+    drain_seconds: Annotated[float, Meta(ge=0)] = 5.0
     """After SIGTERM: how long requests are still accepted while `/readyz` already says 503."""
-    finish_seconds: Annotated[float, Field(ge=0)] = 45.0
+    finish_seconds: Annotated[float, Meta(ge=0)] = 45.0
     """After that: how long running answers may take before they are cut."""
 
     def check(self) -> None:
