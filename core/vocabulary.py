@@ -117,9 +117,13 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
-    """Stop a job within a step and free all it holds. Cancelling an unknown or finished job is no error."""
+    """Stop a job within a step and free all it holds. Cancelling an unknown or finished job is no error.
+
+    With `branch`, only that branch (one choice of n) stops, and the others go on.
+    """
 
     job: str
+    branch: int | None = None
 
 
 class Post(msgspec.Struct, tag="post"):

@@ -64,6 +64,8 @@ class Arena:
         if found is not None:
             for index in range(found, found + run):
                 self._free[index] = False
+            # another class's bytes may read as NaN, and a masked place still takes part as zero times its value
+            self.buffer[found * self.superpage : (found + run) * self.superpage].zero_()
         return found
 
     def release(self, first: int, run: int = 1) -> None:

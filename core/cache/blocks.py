@@ -40,6 +40,19 @@ def paged_kv(name: str, *, layers: int, heads: int, dim: int, dtype: torch.dtype
     return CacheSpec(name, (layers, 2, block, heads, dim), dtype, block)
 
 
+def view_blocks(arena: Arena, spec: CacheSpec) -> torch.Tensor:
+    """The whole arena as blocks of one class, (blocks, *shape), to be indexed with ids that its pool handed out."""
+    stride, run = fit_stride(spec.nbytes, arena.superpage)
+    count = (arena.total // run) * max(1, arena.superpage // stride)
+    inner: list[int] = []
+    step = 1
+    for size in reversed(spec.shape):
+        inner.insert(0, step)
+        step *= size
+    flat = arena.buffer.view(spec.dtype)
+    return flat.as_strided((count, *spec.shape), (stride // spec.dtype.itemsize, *inner))
+
+
 class BlockPool:
     """Allocates the blocks of one class. `evicted` is told of every idle block whose content is lost."""
 
@@ -53,21 +66,9 @@ class BlockPool:
         self._refs: dict[int, int] = {}
         self._idle: OrderedDict[int, float] = OrderedDict()
         self._leases: set[int] = set()
+        self._tainted: set[int] = set()
+        self._view = view_blocks(arena, spec)
         arena.enroll(self)
-
-    # ---- addressing ----
-
-    def view(self) -> torch.Tensor:
-        """The whole arena as blocks of this class: (blocks, *shape). Index it with ids this pool handed out."""
-        itemsize = self.spec.dtype.itemsize
-        flat = self._arena.buffer.view(self.spec.dtype)
-        count = (self._arena.total // self.run) * self.per_lease
-        inner: list[int] = []
-        step = 1
-        for size in reversed(self.spec.shape):
-            inner.insert(0, step)
-            step *= size
-        return flat.as_strided((count, *self.spec.shape), (self.stride // itemsize, *inner))
 
     # ---- counting ----
 
@@ -88,6 +89,9 @@ class BlockPool:
     @property
     def idle(self) -> int:
         return len(self._idle)
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
 
     # ---- allocate / hold / release ----
 
@@ -128,10 +132,17 @@ class BlockPool:
             self._refs[block] = refs - 1
             return
         del self._refs[block]
+        if block in self._tainted:
+            self._tainted.discard(block)
+            self._view[block].zero_()
         if keep:
             self._idle[block] = time.monotonic()
         else:
             self._free.append(block)
+
+    def taint(self, block: int) -> None:
+        """The block holds values that are not finite: wipe it before anyone else gets it."""
+        self._tainted.add(block)
 
     # ---- Tenant ----
 
@@ -158,7 +169,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise `InternalError` unless every leased block is exactly one of free, held and idle."""
-        leased = {block for lease in self._leases for block in range(self._first(lease), self._first(lease) + self.per_lease)}
+        leased = {self._first(lease) + offset for lease in self._leases for offset in range(self.per_lease)}
         states = [*self._free, *self._refs, *self._idle]
         if len(states) != len(set(states)) or set(states) != leased:
             raise InternalError(f"cache {self.spec.name} leaks: {len(states)} accounted for, {len(leased)} leased")

@@ -1,0 +1,129 @@
+"""The one-shot family: items that need a single pass (embeddings, encoders, decoders of latents, vocoders).
+
+A launch takes as many waiting items as fit its budget of units (tokens, frames, pixels) and runs them as one packed
+batch. With `on_host`, the pass runs on the host executor beside the device, and the loop goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.row import Row
+from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.compute.device import HostCopy
+from polymux.core.engine.site import Site
+from polymux.core.errors import InternalError, PolymuxError
+
+if TYPE_CHECKING:
+    from polymux.core.engine.job import Job
+
+
+class OneShotModel(ABC):
+    """What a modality supplies: one pass over a batch of items."""
+
+    @abstractmethod
+    def forward(self, items: list[Any]) -> list[Any]:
+        """One result per item, in order. A result may be a tensor, which then stays on the device, or anything else.
+
+        A `PolymuxError` in place of a result fails that item alone.
+        """
+
+    def compatible(self, first: Any, item: Any) -> bool:
+        """Whether two items may share a pass."""
+        return True
+
+
+class OneShotRow(Row):
+    """One item, `size` units large. After the pass, `result` is what the model made of it."""
+
+    def __init__(self, job: Job, item: Any, size: int, branch: int = 0) -> None:
+        super().__init__(job, branch)
+        self.item = item
+        self.size = size
+        self.result: Any = None
+
+
+class OneShotStage(Stage):
+    """Runs items of one model. `to_host` brings tensor results to the host before the rows end."""
+
+    def __init__(
+        self,
+        name: str,
+        model: OneShotModel,
+        site: Site,
+        *,
+        max_units: int,
+        max_rows: int = 256,
+        to_host: bool = False,
+        on_host: bool = False,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.max_units = max_units
+        self.max_rows = max_rows
+        self.on_host = on_host
+        self._to_host = to_host
+        self._device = site.device
+        self._executor: Executor = site.executor
+
+    def want(self, row: Row) -> int:
+        row = _item_row(row)
+        return row.size if row.scheduled == 0 else 0
+
+    def grant(self, row: Row, units: int) -> Grant:
+        row = _item_row(row)
+        return super().grant(row, row.size)  # an item is never cut: one above the budget runs with what is left of it
+
+    def compatible(self, first: Row, row: Row) -> bool:
+        return self.model.compatible(_item_row(first).item, _item_row(row).item)
+
+    def launch(self, plan: Plan) -> Ticket:
+        items = [_item_row(grant.row).item for grant in plan.grants]
+        if self.on_host:
+            return Ticket(plan, work=self._executor.submit(self._run, items))
+        results = self._run(items)
+        if not self._to_host:
+            return Ticket(plan, results)
+        tensors = {str(place): result for place, result in enumerate(results) if isinstance(result, torch.Tensor)}
+        return Ticket(plan, (results, self._device.copy_to_host(tensors)))
+
+    def _run(self, items: list[Any]) -> list[Any]:
+        with torch.inference_mode():
+            results = self.model.forward(items)
+        if len(results) != len(items):
+            raise InternalError(f"stage {self.name} returned {len(results)} results for {len(items)} items")
+        return results
+
+    def collect(self, ticket: Ticket) -> Outcomes:
+        outcomes = Outcomes()
+        if ticket.work is not None:
+            results = ticket.work.result()
+        elif self._to_host:
+            results, copy = ticket.results
+            host: HostCopy = copy
+            for place, tensor in host.read().items():
+                results[int(place)] = tensor
+        else:
+            results = ticket.results
+        for grant, result in zip(ticket.plan.grants, results):
+            row = _item_row(grant.row)
+            row.done = row.size
+            if row.job.over:
+                continue
+            if isinstance(result, PolymuxError):
+                outcomes.failed.append((row, result))
+            else:
+                row.result = result
+                outcomes.ended.append(row)
+        return outcomes
+
+
+def _item_row(row: Row) -> OneShotRow:
+    if not isinstance(row, OneShotRow):
+        raise InternalError(f"a one-shot stage was given a {type(row).__name__}")
+    return row

@@ -1,0 +1,133 @@
+"""What the rows of one stage hold on the device: a slot each, and blocks of the stage's cache classes.
+
+Rows of a paged class grow block by block. Where the stage shares prefixes, full blocks whose content is computed
+are indexed, and found again when another row is admitted.
+"""
+
+from __future__ import annotations
+
+from polymux.core.batch.row import Row
+from polymux.core.batch.sequence import TokenRow
+from polymux.core.batch.stage import Stage
+from polymux.core.cache.arena import Arena
+from polymux.core.cache.blocks import BlockPool
+from polymux.core.cache.prefix import PrefixIndex
+from polymux.core.errors import InternalError
+
+MARGIN = 0.05
+"""Share of a class's blocks kept free when a row is admitted beside others, so that those can grow."""
+
+
+class Residency:
+    """Slots and blocks for one stage's rows."""
+
+    def __init__(self, stage: Stage, arena: Arena) -> None:
+        self.stage = stage
+        self.index = PrefixIndex()
+        self.queried = 0
+        """Prompt units looked up in the prefix index."""
+        self.hits = 0
+        """Prompt units it answered."""
+        self._slots = list(range(stage.max_rows - 1, -1, -1))
+        self.pool = BlockPool(arena, stage.cache, self.index.forget) if stage.cache is not None else None
+
+    @property
+    def rows(self) -> int:
+        return self.stage.max_rows - len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """Units the longest row could ever hold."""
+        return self.pool.capacity * self.pool.spec.units if self.pool is not None else 2**31
+
+    def admit(self, row: Row, *, alone: bool) -> bool:
+        """Give the row a slot and its cached prefix, if the rest of what it needs now is there too.
+
+        With `alone` no other row runs, and the margin does not count.
+        """
+        if not self._slots:
+            return False
+        if self.pool is not None:
+            prefix = self._match(row)
+            idle = sum(map(self.pool.is_idle, prefix))
+            spare = 0 if alone else int(self.pool.capacity * MARGIN)
+            if self.pool.available - idle < self._blocks_for(self.stage.units(row)) - len(prefix) + spare:
+                return False
+            for block in prefix:
+                self.pool.hold(block)
+            row.blocks = prefix
+            row.scheduled = row.done = len(prefix) * self.pool.spec.units
+            if isinstance(row, TokenRow):
+                row.published = len(prefix)
+                if not row.preempted:
+                    row.cached = row.done
+                    self.queried += row.prompt_length
+                    self.hits += row.done
+        row.slot = self._slots.pop()
+        self.stage.admitted(row)
+        return True
+
+    def grow(self, row: Row, units: int) -> bool:
+        """Blocks for the row's first `units` units; False when there is no room."""
+        if self.pool is None:
+            return True
+        missing = self._blocks_for(units) - len(row.blocks)
+        if missing <= 0:
+            return True
+        fresh = self.pool.allocate(missing)
+        if fresh is None:
+            return False
+        row.blocks.extend(fresh)
+        return True
+
+    def release(self, row: Row) -> None:
+        """Take everything back. The tail goes first, so that a prefix loses its end before its head."""
+        if row.inflight:
+            raise InternalError("a row was released while a launch names it")
+        if self.pool is not None:
+            for block in reversed(row.blocks):
+                self.pool.release(block, keep=block in self.index)
+        row.blocks = []
+        if row.slot >= 0:
+            self._slots.append(row.slot)
+            self.stage.released(row)
+            row.slot = -1
+
+    def taint(self, row: Row) -> None:
+        """The row's computation went wrong: nobody may reuse what it wrote."""
+        if self.pool is not None:
+            for block in row.blocks:
+                self.index.forget(block)
+                self.pool.taint(block)
+
+    def publish(self, row: Row) -> None:
+        """Index the row's full blocks that are computed by now."""
+        if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
+            return
+        size = self.pool.spec.units
+        while (row.published + 1) * size <= min(row.done, len(row.tokens)):
+            self.index.publish(row.digest(row.published, size), row.blocks[row.published])
+            row.published += 1
+
+    def check(self) -> None:
+        """Raise `InternalError` if blocks leak, or are held while no row runs."""
+        if self.pool is not None:
+            self.pool.check()
+            if self.pool.held and self.rows == 0:
+                raise InternalError(f"{self.pool.held} blocks of {self.pool.spec.name} are held and no row runs")
+
+    def _match(self, row: Row) -> list[int]:
+        """Indexed blocks of the row's prefix; at least one unit is left to compute: a sample needs a forward pass."""
+        found: list[int] = []
+        if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
+            return found
+        size = self.pool.spec.units
+        while (len(found) + 1) * size < len(row.tokens):
+            block = self.index.find(row.digest(len(found), size))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _blocks_for(self, units: int) -> int:
+        return -(-units // self.pool.spec.units) if self.pool is not None else 0

@@ -1,0 +1,78 @@
+"""A token row: a prompt, what was generated after it, and how the next token is drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polymux.core.batch.row import Row, Signal
+from polymux.core.cache.prefix import chain_digest
+from polymux.core.tasks import Sampling
+
+if TYPE_CHECKING:
+    from polymux.core.engine.job import Job
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """What to generate. `seed` fixes the draw: token at position p is a function of (logits, seed, p)."""
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
+    salt: bytes = b""
+    """Root of the prefix digests: model, adapter, tenant."""
+    publish: bool = True
+    """Report tokens to the caller as they come; otherwise only the program sees them."""
+
+
+class TokenRow(Row):
+    """`tokens` is what the host knows: the prompt and the collected samples. `pending` samples are still in flight,
+    so the device already holds `len(tokens) + pending` of them; KV is scheduled for the first `scheduled`."""
+
+    def __init__(self, job: Job, request: TokenRequest, branch: int = 0) -> None:
+        super().__init__(job, branch)
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.prompt_length = len(request.prompt)
+        self.pending = 0
+        self.reason: str | None = None
+        self.started = Signal()
+        """Set once the first token is known: the prompt's KV is computed, and other branches can share it."""
+        self.logprobs: list[float] = []
+        self.preempted = 0
+        self.cached = 0
+        """Prompt tokens that the prefix index answered."""
+        self.published = 0
+        self.digests: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens that exist on the device."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def exhausted(self) -> bool:
+        """Every token that may be sampled is sampled, or on its way."""
+        return self.length - self.prompt_length >= self.request.max_tokens
+
+    def digest(self, block: int, size: int) -> bytes:
+        """Content digest of full block number `block`; computed once, also across preemptions."""
+        while len(self.digests) <= block:
+            number = len(self.digests)
+            parent = self.digests[-1] if self.digests else self.request.salt
+            self.digests.append(chain_digest(parent, self.tokens[number * size : (number + 1) * size]))
+        return self.digests[block]
+
+    @property
+    def cumulative_logprob(self) -> float:
+        return math.fsum(self.logprobs)

@@ -1,0 +1,253 @@
+"""The token family: autoregressive decoding for language models, speech recognisers and codec speech models.
+
+A launch packs prompt chunks and single decode steps of many rows. The token a row samples stays on the device in the
+row's slot and feeds the next launch, so launch k+1 can be out before the host has seen the tokens of launch k.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.row import Row
+from polymux.core.batch.sequence import TokenRow
+from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.cache.blocks import CacheSpec, paged_kv, view_blocks
+from polymux.core.compute.attention import AttentionBackend, PagedBatch, PagedContext
+from polymux.core.compute.device import HostCopy
+from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
+from polymux.core.engine.site import Site
+from polymux.core.errors import InternalError
+from polymux.core.vocabulary import BranchEnded, Tokens
+
+PROMPT_CHUNK = 64
+"""Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
+
+
+@dataclass(frozen=True)
+class TokenShape:
+    """What the cache must hold for a decoder."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    """The longest sequence the model can take."""
+    dtype: torch.dtype
+
+
+@dataclass
+class TokenBatch:
+    """The packed input of one launch: T tokens of R rows, of which S sample."""
+
+    ids: Tensor
+    """(T,) int64."""
+    positions: Tensor
+    """(T,) int64."""
+    sampled: Tensor
+    """(S,) int64: places in the packed batch whose logits are wanted."""
+    context: PagedContext
+
+
+class TokenModel(ABC):
+    """What a modality supplies: a decoder over packed rows. It calls `context.attend` in every attention layer."""
+
+    shape: TokenShape
+
+    @abstractmethod
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits at the sampled places: (S, vocabulary)."""
+
+
+class TokenStage(Stage):
+    """Decodes rows of one model. Rows are `TokenRow`s."""
+
+    shares_prefixes = True
+    least_units = PROMPT_CHUNK
+
+    def __init__(self, name: str, model: TokenModel, site: Site) -> None:
+        shape = model.shape
+        settings = site.settings
+        self.name = name
+        self.model = model
+        self.max_rows = settings.max_rows
+        self.max_units = settings.max_units
+        self.cache: CacheSpec = paged_kv(
+            f"{name}.kv",
+            layers=shape.layers,
+            heads=shape.kv_heads,
+            dim=shape.head_dim,
+            dtype=shape.dtype,
+            block=settings.block,
+        )
+        self._device = site.device
+        self._deterministic = settings.deterministic
+        self._attention: AttentionBackend = site.attention(shape.dtype, shape.head_dim)
+        self._view = view_blocks(site.arena, self.cache)
+        self._last = torch.zeros(self.max_rows, dtype=torch.int64, device=site.device.torch)
+        self._penalties: dict[int, Penalties] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence that fits the cache when it is alone, and the model."""
+        return min(self._view.shape[0] * self.cache.units, self.model.shape.context)
+
+    # ---- what rows want ----
+
+    def want(self, row: Row) -> int:
+        row = _token_row(row)
+        missing = row.length - row.scheduled
+        if missing <= 0 or (row.exhausted and row.scheduled >= len(row.tokens)):
+            return 0
+        if self._deterministic and missing > 1:
+            return min(missing, self.max_units - row.scheduled % self.max_units)
+        return missing
+
+    def units(self, row: Row) -> int:
+        return _token_row(row).length + 1
+
+    def admitted(self, row: Row) -> None:
+        row = _token_row(row)
+        if wants_penalties(row.request.sampling):
+            self._penalties[row.slot] = Penalties.of(
+                row.request.prompt, row.generated, self.model.shape.vocabulary, self._device.torch
+            )
+
+    def released(self, row: Row) -> None:
+        self._penalties.pop(row.slot, None)
+
+    def grant(self, row: Row, units: int) -> Grant:
+        row = _token_row(row)
+        grant = super().grant(row, units)
+        grant.final = row.scheduled == row.length
+        if grant.final:
+            row.pending += 1
+        return grant
+
+    # ---- launch ----
+
+    def launch(self, plan: Plan) -> Ticket:
+        with torch.inference_mode():
+            finals = [grant for grant in plan.grants if grant.final]
+            logits = self.model.forward(self._pack(plan))
+            if not finals:
+                return Ticket(plan)
+            samples = sample(logits.float(), self._sample_batch(finals))
+            slots = torch.tensor([grant.row.slot for grant in finals], device=self._device.torch)
+            self._last[slots] = samples.tokens
+            return Ticket(plan, self._device.copy_to_host(samples.tensors()))
+
+    def _pack(self, plan: Plan) -> TokenBatch:
+        device = self._device.torch
+        size = self.cache.units
+        ids: list[int] = []
+        from_device: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        starts, lengths, sampled = [0], [], []
+        write_blocks: list[int] = []
+        columns = max(len(grant.row.blocks) for grant in plan.grants)
+        tables = []
+        for grant in plan.grants:
+            row = _token_row(grant.row)
+            known = row.tokens[grant.start : grant.start + grant.count]
+            if len(known) < grant.count:  # the newest token is still on the device
+                from_device.append(len(ids) + grant.count - 1)
+                slots.append(row.slot)
+                known = [*known, 0]
+            ids += known
+            places = range(grant.start, grant.start + grant.count)
+            positions += places
+            write_blocks += [row.blocks[place // size] for place in places]
+            # a row is padded with a block of its own: a neighbour's values must not reach it, not even masked
+            tables.append(row.blocks + row.blocks[-1:] * (columns - len(row.blocks)))
+            starts.append(len(ids))
+            lengths.append(grant.start + grant.count)
+            if grant.final:
+                sampled.append(len(ids) - 1)
+        packed = torch.tensor(ids, device=device)
+        if from_device:
+            packed[torch.tensor(from_device, device=device)] = self._last[torch.tensor(slots, device=device)]
+        where = torch.tensor(positions, device=device)
+        batch = PagedBatch(
+            starts,
+            lengths,
+            torch.tensor(tables, device=device),
+            torch.tensor(write_blocks, device=device),
+            where % size,
+        )
+        context = PagedContext(self._attention, self._view, batch)
+        return TokenBatch(packed, where, torch.tensor(sampled, dtype=torch.int64, device=device), context)
+
+    def _sample_batch(self, finals: list[Grant]) -> SampleBatch:
+        rows = [_token_row(grant.row) for grant in finals]
+        return SampleBatch(
+            samplings=[row.request.sampling for row in rows],
+            seeds=[row.request.seed for row in rows],
+            positions=[grant.start + grant.count for grant in finals],
+            penalties=[self._penalties.get(row.slot) for row in rows],
+            logprobs=max((row.request.logprobs for row in rows if row.request.logprobs is not None), default=None),
+        )
+
+    # ---- collect ----
+
+    def collect(self, ticket: Ticket) -> Outcomes:
+        outcomes = Outcomes()
+        for grant in ticket.plan.grants:
+            grant.row.done = max(grant.row.done, grant.start + grant.count)
+        if ticket.results is None:
+            return outcomes
+        copy: HostCopy = ticket.results
+        results = {name: tensor.tolist() for name, tensor in copy.read().items()}
+        finals = [grant for grant in ticket.plan.grants if grant.final]
+        for place, grant in enumerate(finals):
+            row = _token_row(grant.row)
+            row.pending -= 1
+            if row.reason is None and not row.job.over:
+                self._take(row, place, results, outcomes)
+        return outcomes
+
+    def _take(self, row: TokenRow, place: int, results: dict[str, list], outcomes: Outcomes) -> None:
+        """The host learns the row's newest token."""
+        if not results["finite"][place]:
+            row.reason = "error"
+            outcomes.failed.append((row, InternalError("the model's output was not finite for this request")))
+            return
+        request = row.request
+        token = results["tokens"][place]
+        row.tokens.append(token)
+        row.started.set()
+        if request.logprobs is not None:
+            row.logprobs.append(results["logprobs"][place])
+        if token in request.stop_ids:
+            row.reason = "stop"
+        elif len(row.tokens) - row.prompt_length >= request.max_tokens:
+            row.reason = "length"
+        if request.publish:
+            outcomes.reports.append(self._report(row, token, place, results))
+            if row.reason is not None:
+                outcomes.reports.append(BranchEnded(row.job.id, row.branch, row.reason))
+        if row.reason is not None:
+            outcomes.ended.append(row)
+
+    @staticmethod
+    def _report(row: TokenRow, token: int, place: int, results: dict[str, list]) -> Tokens:
+        wanted = row.request.logprobs
+        if wanted is None:
+            return Tokens(row.job.id, row.branch, [token])
+        top = None
+        if wanted:
+            ids, values = results["top_tokens"][place], results["top_logprobs"][place]
+            top = [list(zip(ids[:wanted], values[:wanted]))]
+        return Tokens(row.job.id, row.branch, [token], [results["logprobs"][place]], top)
+
+
+def _token_row(row: Row) -> TokenRow:
+    if not isinstance(row, TokenRow):
+        raise InternalError(f"a token stage was given a {type(row).__name__}")
+    return row

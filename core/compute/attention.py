@@ -1,0 +1,120 @@
+"""Attention over packed rows: the contexts a forward pass carries, and the backends that compute it.
+
+A launch packs the tokens of many rows into one sequence. Two contexts say how they attend:
+
+    PackedContext  rows see themselves only, nothing is cached (encoders, embeddings)
+    PagedContext   rows write their keys and values into blocks and read all of their own (decoders)
+
+A backend implements both on some devices. `sdpa` is the reference and runs everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymux.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What differs between layers and models. `window`: keys a query sees, itself included; None: all."""
+
+    scale: float
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """(heads,): a logit per head that takes part in the softmax and attends to nothing."""
+
+
+@dataclass
+class PagedBatch:
+    """One launch of a token stage, as attention sees it. R rows, T tokens, in the same order."""
+
+    starts: list[int]
+    """R + 1: where each row's new tokens start in the packed batch."""
+    lengths: list[int]
+    """R: tokens of each row once this launch has written its own."""
+    tables: Tensor
+    """(R, columns) int64: blocks of each row, in order."""
+    write_blocks: Tensor
+    """(T,) int64: the block each new token's key and value go to."""
+    write_offsets: Tensor
+    """(T,) int64: the place in that block."""
+
+    @property
+    def decoding(self) -> bool:
+        """Every row brings exactly one token."""
+        return self.starts[-1] == len(self.lengths)
+
+
+class AttentionBackend(ABC):
+    """Queries are (T, heads, dim), keys and values (T, kv heads, dim); heads are a multiple of kv heads."""
+
+    name: str
+
+    @abstractmethod
+    def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+        """Why it cannot serve such heads here, or None. Probed, never assumed from a version."""
+
+    @abstractmethod
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
+        """Attention inside each row of a packed batch: (T, heads, dim)."""
+
+    @abstractmethod
+    def paged(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Write the new keys and values into `cache` (blocks, 2, block, kv heads, dim) of one layer, then attend."""
+
+
+class PackedContext:
+    """Rows of a packed batch that see only themselves."""
+
+    def __init__(self, backend: AttentionBackend, starts: list[int]) -> None:
+        self.backend = backend
+        self.starts = starts
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        return self.backend.packed(query, key, value, self.starts, options)
+
+
+class PagedContext:
+    """Rows that extend their own blocks. `cache` is the pool's view: (blocks, layers, 2, block, kv heads, dim)."""
+
+    def __init__(self, backend: AttentionBackend, cache: Tensor, batch: PagedBatch) -> None:
+        self.backend = backend
+        self.cache = cache
+        self.batch = batch
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        return self.backend.paged(query, key, value, self.cache[:, layer], self.batch, options)
+
+
+AttentionContext = PackedContext | PagedContext
+
+
+def choose_attention(
+    backends: Iterable[AttentionBackend], device: torch.device, dtype: torch.dtype, dim: int
+) -> AttentionBackend:
+    """The first backend that does not refuse; the reference when none is offered."""
+    from polymux.core.compute.sdpa import SdpaAttention
+
+    reasons = []
+    for backend in (*backends, SdpaAttention()):
+        reason = backend.refuses(device, dtype, dim)
+        if reason is None:
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    raise ConfigError("no attention backend can serve this model: " + "; ".join(reasons))

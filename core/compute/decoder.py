@@ -1,0 +1,65 @@
+"""A transformers causal language model as the token family's model, on the reference tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.compute.reference import KEYWORD, prepare_reference
+from polymux.core.errors import ModelError
+
+LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
+"""What paged attention can serve; other kinds are refused by name until they are supported."""
+
+
+class TransformersDecoder(TokenModel):
+    """Runs an untouched `...ForCausalLM` over packed rows."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = prepare_reference(model)
+        self.shape = read_shape(model.config, next(model.parameters()).dtype)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        output = self.model(
+            input_ids=batch.ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.sampled,
+            **{KEYWORD: batch.context},
+        )
+        return output.logits[0]
+
+
+def load_decoder(folder: Path, device: torch.device, dtype: torch.dtype) -> TransformersDecoder:
+    """A decoder from a model folder. Raises `ModelError` when its architecture cannot be served."""
+    config = AutoConfig.from_pretrained(folder)
+    read_shape(config, dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"cannot load a language model from {folder}: {error}") from error
+    return TransformersDecoder(model.to(device))
+
+
+def read_shape(config: Any, dtype: torch.dtype) -> TokenShape:
+    """The cache's shape from a transformers configuration. Raises `ModelError` for what is not supported yet."""
+    config = config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := kinds - LAYER_KINDS:
+        raise ModelError(f"{config.model_type} has layers of kind {', '.join(sorted(unknown))}: not supported yet")
+    if getattr(config, "kv_lora_rank", None):
+        raise ModelError(f"{config.model_type} uses multi-head latent attention: not supported yet")
+    heads = config.num_attention_heads
+    return TokenShape(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        dtype=dtype,
+    )

@@ -1,0 +1,157 @@
+"""Logit rules and sampling, vectorised over the rows of a launch, on the device and without waiting for it.
+
+Order: penalties, bias, [raw logprobs are taken before any of it], temperature, top-k, top-p, min-p, draw.
+The draw inverts the cumulative distribution at a uniform number that depends only on (seed, position): a row's token
+never depends on its neighbours, and non-finite logits cannot trip a device assertion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymux.core.tasks import Sampling
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def draw_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One float32 in [0, 1) per row from int64 seeds and positions (SplitMix64, Steele et al. 2014)."""
+    state = seeds + (positions + 1) * _GAMMA
+    state = (state ^ _shift(state, 30)) * _MIX_1
+    state = (state ^ _shift(state, 27)) * _MIX_2
+    state = state ^ _shift(state, 31)
+    return _shift(state, 40).to(torch.float32) * 2.0**-24
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit integers."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@dataclass
+class Penalties:
+    """A row's token counts on the device, kept only for rows that ask for a penalty."""
+
+    prompt: Tensor
+    """(vocabulary,) bool: tokens of the prompt."""
+    counts: Tensor
+    """(vocabulary,) int32: how often each was generated."""
+
+    @classmethod
+    def of(cls, prompt: list[int], generated: list[int], vocabulary: int, device: torch.device) -> Penalties:
+        seen = torch.zeros(vocabulary, dtype=torch.bool)
+        seen[torch.tensor(prompt, dtype=torch.long)] = True
+        counts = torch.bincount(torch.tensor(generated, dtype=torch.long), minlength=vocabulary).to(torch.int32)
+        return cls(seen.to(device), counts.to(device))
+
+
+def wants_penalties(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+@dataclass
+class SampleBatch:
+    """How the R rows of a launch draw. `positions` are the places their tokens will have in their sequences."""
+
+    samplings: list[Sampling]
+    seeds: list[int]
+    positions: list[int]
+    penalties: list[Penalties | None]
+    logprobs: int | None
+    """The largest number of alternatives any row asks for; None when no row wants logprobs."""
+
+
+@dataclass
+class Samples:
+    """Per row: the token, whether its logits were finite; with logprobs also the chosen one's and the best k."""
+
+    tokens: Tensor
+    finite: Tensor
+    logprobs: Tensor | None = None
+    top_logprobs: Tensor | None = None
+    top_tokens: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = vars(self)
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def sample(logits: Tensor, batch: SampleBatch) -> Samples:
+    """Draw one token per row from float32 logits (R, vocabulary)."""
+    finite = torch.isfinite(logits).all(dim=-1)
+    raw = logits
+    logits = _apply_rules(logits, batch)
+    if all(sampling.temperature == 0.0 for sampling in batch.samplings):
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = _draw(logits, batch)
+    for row, penalties in enumerate(batch.penalties):
+        if penalties is not None:
+            penalties.counts.index_add_(0, tokens[row : row + 1], torch.ones_like(penalties.counts[:1]))
+    result = Samples(tokens, finite)
+    if batch.logprobs is not None:
+        logprobs = raw.log_softmax(dim=-1)
+        result.logprobs = logprobs.gather(1, tokens[:, None])[:, 0]
+        if batch.logprobs:
+            result.top_logprobs, result.top_tokens = logprobs.topk(min(batch.logprobs, raw.shape[1]), dim=-1)
+    return result
+
+
+def _apply_rules(logits: Tensor, batch: SampleBatch) -> Tensor:
+    rows = [row for row, penalties in enumerate(batch.penalties) if penalties is not None]
+    biased = [row for row, sampling in enumerate(batch.samplings) if sampling.logit_bias]
+    if not rows and not biased:
+        return logits
+    logits = logits.clone()
+    for row in rows:
+        penalties, sampling = batch.penalties[row], batch.samplings[row]
+        if penalties is None:
+            continue
+        values = logits[row]
+        if sampling.repetition_penalty != 1.0:
+            seen = penalties.prompt | (penalties.counts > 0)
+            factor = sampling.repetition_penalty
+            values = torch.where(seen, torch.where(values > 0, values / factor, values * factor), values)
+        values = values - sampling.frequency_penalty * penalties.counts
+        logits[row] = values - sampling.presence_penalty * (penalties.counts > 0)
+    for row in biased:
+        bias = batch.samplings[row].logit_bias
+        ids = torch.tensor(list(bias), device=logits.device)
+        logits[row, ids] += torch.tensor(list(bias.values()), device=logits.device)
+    return logits
+
+
+def _draw(logits: Tensor, batch: SampleBatch) -> Tensor:
+    device = logits.device
+    samplings = batch.samplings
+    vocabulary = logits.shape[1]
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
+    greedy = temperatures == 0.0
+    scaled = logits / torch.where(greedy, 1.0, temperatures)[:, None]
+    seeds = torch.tensor(batch.seeds, dtype=torch.int64, device=device)
+    positions = torch.tensor(batch.positions, dtype=torch.int64, device=device)
+    uniform = draw_uniform(seeds, positions)[:, None]
+    probabilities = scaled.softmax(dim=-1)
+    order: Tensor | None = None
+    if any(0 < sampling.top_k < vocabulary or sampling.top_p < 1.0 or sampling.min_p > 0.0 for sampling in samplings):
+        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        top_k = torch.tensor([sampling.top_k or vocabulary for sampling in samplings], device=device)[:, None]
+        top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
+        min_p = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]
+        ranks = torch.arange(vocabulary, device=device)[None]
+        before = probabilities.cumsum(dim=-1) - probabilities
+        keep = (ranks < top_k) & ((before < top_p) | (ranks == 0)) & (probabilities >= min_p * probabilities[:, :1])
+        probabilities = probabilities.where(keep, 0.0)
+    cumulative = probabilities.cumsum(dim=-1)
+    drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).clamp_(max=vocabulary - 1)
+    # rounding can land on a token of no probability behind the last one that has some
+    last = (probabilities > 0).to(torch.int8).cumsum(dim=-1, dtype=torch.int32).argmax(dim=-1, keepdim=True)
+    drawn = torch.minimum(drawn, last)
+    if order is not None:
+        drawn = order.gather(1, drawn)
+    return torch.where(greedy, logits.argmax(dim=-1), drawn[:, 0])

@@ -1,0 +1,138 @@
+"""The reference attention: gathers blocks, then torch's scaled_dot_product_attention, on any device.
+
+Rows that bring one token are computed together, padded to the longest under a mask; rows that bring more, one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedBatch
+
+
+class SdpaAttention(AttentionBackend):
+    name = "sdpa"
+
+    def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+        return None
+
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
+        out = torch.empty_like(query)
+        for start, end in itertools.pairwise(starts):
+            out[start:end] = self._attend_row(query[start:end], key[start:end], value[start:end], options)
+        return out
+
+    def paged(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions
+    ) -> Tensor:
+        keys, values = cache[:, 0], cache[:, 1]
+        keys[batch.write_blocks, batch.write_offsets] = key.to(cache.dtype)
+        values[batch.write_blocks, batch.write_offsets] = value.to(cache.dtype)
+        out = torch.empty_like(query)
+        single: list[int] = []
+        for row, length in enumerate(batch.lengths):
+            start, end = batch.starts[row], batch.starts[row + 1]
+            if end - start == 1:
+                single.append(row)
+                continue
+            blocks = batch.tables[row, : -(-length // cache.shape[2])]
+            seen_keys = keys[blocks].flatten(0, 1)[:length].to(query.dtype)
+            seen_values = values[blocks].flatten(0, 1)[:length].to(query.dtype)
+            out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
+        if single:
+            self._attend_single(single, query, keys, values, batch, options, out)
+        return out
+
+    def _attend_single(
+        self,
+        rows: list[int],
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+        out: Tensor,
+    ) -> None:
+        """Rows with one query each. A query's head group takes the place of the query length."""
+        heads, dim = query.shape[1:]
+        kv_heads = keys.shape[2]
+        size = keys.shape[1]
+        device = query.device
+        longest = max(batch.lengths[row] for row in rows)
+        columns = -(-longest // size)
+        everyone = len(rows) == len(batch.lengths)
+        where = torch.tensor([batch.starts[row] for row in rows], device=device)
+        tables = batch.tables[:, :columns] if everyone else batch.tables[torch.tensor(rows, device=device), :columns]
+        flat = tables.reshape(-1)
+        shape = (len(rows), columns * size, kv_heads, dim)
+        seen_keys = keys.index_select(0, flat).view(shape).transpose(1, 2).to(query.dtype)
+        seen_values = values.index_select(0, flat).view(shape).transpose(1, 2).to(query.dtype)
+        lengths = torch.tensor([batch.lengths[row] for row in rows], device=device)[:, None]
+        places = torch.arange(columns * size, device=device)[None]
+        mask = places < lengths
+        if options.window is not None:
+            mask = mask & (places >= lengths - options.window)
+        grouped = query[where].view(len(rows), kv_heads, heads // kv_heads, dim)
+        if options.softcap is None and options.sinks is None:
+            mixed = scaled_dot_product_attention(
+                grouped, seen_keys, seen_values, attn_mask=mask[:, None, None], scale=options.scale
+            )
+        else:
+            sinks = options.sinks.view(1, kv_heads, -1, 1) if options.sinks is not None else None
+            mixed = _attend_explicitly(grouped, seen_keys, seen_values, mask[:, None, None], options, sinks)
+        out[where] = mixed.reshape(len(rows), heads, dim)
+
+    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """One row: its last len(query) positions attend to all of key and value. (L, heads, dim)."""
+        heads, kv_heads = query.shape[1], key.shape[1]
+        new, length = query.shape[0], key.shape[0]
+        mask = self._mask(new, length, options, query.device)
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        if options.softcap is None and options.sinks is None:
+            whole = options.causal and mask is None
+            mixed = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=whole, scale=options.scale, enable_gqa=heads != kv_heads
+            )
+        else:
+            if mask is None:
+                mask = torch.ones(new, length, dtype=torch.bool, device=query.device)
+                mask = mask.tril() if options.causal else mask
+            k, v = (tensor.repeat_interleave(heads // kv_heads, dim=1) for tensor in (k, v))
+            sinks = options.sinks.view(1, heads, 1, 1) if options.sinks is not None else None
+            mixed = _attend_explicitly(q, k, v, mask, options, sinks)
+        return mixed[0].transpose(0, 1)
+
+    @staticmethod
+    def _mask(new: int, length: int, options: AttentionOptions, device: torch.device) -> Tensor | None:
+        """None where torch's own causal flag (or no mask at all) says the same."""
+        windowed = options.window is not None and options.window < length
+        if not windowed and (not options.causal or new == length):
+            return None
+        queries = torch.arange(length - new, length, device=device)[:, None]
+        keys = torch.arange(length, device=device)[None]
+        mask = keys <= queries if options.causal else torch.ones(new, length, dtype=torch.bool, device=device)
+        if options.window is not None:
+            mask = mask & (queries - keys < options.window)
+            if not options.causal:
+                mask = mask & (keys - queries < options.window)
+        return mask
+
+
+def _attend_explicitly(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions, sinks: Tensor | None
+) -> Tensor:
+    """Softmax attention with a cap on the scores (Gemma 2, section 3) and attention sinks (gpt-oss)."""
+    scores = (query @ key.transpose(-1, -2)).float() * options.scale
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = scores.softmax(dim=-1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return weights.to(value.dtype) @ value

@@ -1,0 +1,50 @@
+"""Where a pipeline is loaded: the device, its arena, and the settings of this engine."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from polymux.core.cache.arena import SUPERPAGE, Arena
+from polymux.core.compute.attention import AttentionBackend, choose_attention
+from polymux.core.compute.device import Device
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """How an engine runs, the same for all its pipelines."""
+
+    max_rows: int = 64
+    """Rows of one stage that may hold a slot at once."""
+    max_units: int = 512
+    """Tokens (or other units) of one launch."""
+    block: int = 16
+    """Tokens of one KV block."""
+    cache_bytes: int = 1 << 30
+    superpage: int = SUPERPAGE
+    slice_ms: float = 50.0
+    """What a launch is cut to while another stage waits for the device."""
+    deterministic: bool = False
+    """The same text alone and under load: prompts are computed in fixed chunks, whatever else runs."""
+
+
+@dataclass
+class Site:
+    device: Device = field(default_factory=Device)
+    settings: SiteSettings = field(default_factory=SiteSettings)
+    attention_backends: tuple[AttentionBackend, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.arena = Arena(self.settings.cache_bytes, self.device.torch, self.settings.superpage)
+
+    @cached_property
+    def executor(self) -> Executor:
+        """The runtime's own thread for passes that run beside the device."""
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-pass")
+
+    def attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:
+        """The attention backend for heads of `dim` in `dtype` on this device."""
+        return choose_attention(self.attention_backends, self.device.torch, dtype, dim)

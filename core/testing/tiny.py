@@ -1,0 +1,83 @@
+"""Tiny models with random weights, one per family, for tests that need a real architecture and no download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCABULARY = 97
+
+
+def tiny_llama() -> torch.nn.Module:
+    """Llama: grouped heads, untied head."""
+    return LlamaForCausalLM(LlamaConfig(**_DECODER, tie_word_embeddings=False))
+
+
+def tiny_qwen3() -> torch.nn.Module:
+    """Qwen3: norms on queries and keys, a head size of its own."""
+    return Qwen3ForCausalLM(Qwen3Config(**_DECODER, head_dim=16))
+
+
+def tiny_gemma3() -> torch.nn.Module:
+    """Gemma 3: sliding and full layers with rotary bases of their own."""
+    config = Gemma3TextConfig(
+        **_DECODER, tie_word_embeddings=False, head_dim=16, sliding_window=8, query_pre_attn_scalar=16
+    )
+    config.layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return Gemma3ForCausalLM(config)
+
+
+def tiny_bert() -> torch.nn.Module:
+    """BERT: bidirectional, learned positions."""
+    return BertModel(
+        BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+        )
+    )
+
+
+_DECODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+DECODERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "llama": tiny_llama,
+    "qwen3": tiny_qwen3,
+    "gemma3": tiny_gemma3,
+}
+
+
+def build(make: Callable[[], torch.nn.Module], seed: int = 0) -> torch.nn.Module:
+    """The model with weights drawn from `seed`, large enough that its greedy tokens vary."""
+    torch.manual_seed(seed)
+    model = make().eval().float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.35 if "embed" not in name else 1.0)
+    return model

@@ -1,0 +1,118 @@
+"""The engine half of text generation and text embedding: which stages there are, and how a job walks through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from polymux.core.batch.oneshot import OneShotRow, OneShotStage
+from polymux.core.batch.sequence import TokenRequest, TokenRow
+from polymux.core.batch.tokens import TokenStage
+from polymux.core.cache.prefix import root_digest
+from polymux.core.compute.decoder import load_decoder
+from polymux.core.engine.job import Job
+from polymux.core.engine.site import Site
+from polymux.core.errors import ConfigError, ContextTooLong, InvalidRequest
+from polymux.core.pipeline import Program
+from polymux.core.tasks import Vector
+from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
+from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
+
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
+
+
+class GenerationProgram(Program):
+    """Continues prompts. The branches of one prompt start when its first has computed the prompt, and share it."""
+
+    def __init__(self, stage: TokenStage, reference: str) -> None:
+        self.work = {"chat": GenerateWork, "complete": GenerateWork}
+        self.stage = stage
+        self.stages = (stage,)
+        self._reference = reference
+
+    async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if not isinstance(work, GenerateWork):
+            raise InvalidRequest("malformed generation work")
+        if work.score_prompts:
+            raise InvalidRequest("logprobs of the prompt (echo with logprobs) are not supported yet", param="echo")
+        leaders = [job.start(self.stage, self._row(job, work, prompt, 0)) for prompt in range(len(work.prompts))]
+        rows = list(leaders)
+        for prompt, leader in enumerate(leaders):
+            if work.n > 1:
+                await leader.started
+                rows += [job.start(self.stage, self._row(job, work, prompt, choice)) for choice in range(1, work.n)]
+        for row in rows:
+            await row
+        job.receipt.input_units = sum(row.prompt_length for row in leaders)
+        job.receipt.cached_units = sum(row.cached for row in leaders)
+        job.receipt.output_units = sum(len(row.generated) for row in rows)
+        job.receipt.preemptions = sum(row.preempted for row in rows)
+
+    def describe(self) -> dict[str, Any]:
+        shape = self.stage.model.shape
+        return {"dtype": str(shape.dtype).removeprefix("torch."), "context": self.stage.capacity}
+
+    def _row(self, job: Job, work: GenerateWork, prompt: int, choice: int) -> TokenRow:
+        ids = work.prompts[prompt]
+        room = self.stage.capacity - len(ids)
+        if room < 1:
+            raise ContextTooLong(
+                f"the prompt has {len(ids)} tokens; this engine's cache holds {self.stage.capacity}", param="messages"
+            )
+        branch = prompt * work.n + choice
+        request = TokenRequest(
+            prompt=ids,
+            max_tokens=min(work.max_tokens[prompt], room),
+            sampling=work.sampling,
+            seed=work.seeds[branch],
+            stop_ids=frozenset(work.stop_token_ids),
+            logprobs=work.logprobs,
+            salt=root_digest(self._reference, work.salt),
+        )
+        return TokenRow(job, request, branch)
+
+
+class EmbeddingProgram(Program):
+    """Embeds texts, each an item of one packed pass."""
+
+    def __init__(self, stage: OneShotStage, embedder: TextEmbedder) -> None:
+        self.work = {"embed": EmbedWork}
+        self.stage = stage
+        self.stages = (stage,)
+        self._embedder = embedder
+
+    async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if not isinstance(work, EmbedWork):
+            raise InvalidRequest("malformed embedding work")
+        items = [EmbedItem(ids, work.dimensions, work.normalize) for ids in work.inputs]
+        rows = [job.start(self.stage, OneShotRow(job, item, len(item.ids), i)) for i, item in enumerate(items)]
+        for row in rows:
+            await row
+            job.emit(VECTOR, Vector(row.branch, row.result.numpy().tobytes()))
+        job.receipt.input_units = sum(row.size for row in rows)
+
+    def describe(self) -> dict[str, Any]:
+        return {"dtype": str(self._embedder.dtype).removeprefix("torch."), "dimensions": self._embedder.dimensions}
+
+
+def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    decoder = load_decoder(files.folder, site.device.torch, read_dtype(options))
+    return GenerationProgram(TokenStage("decode", decoder, site), files.reference)
+
+
+def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    embedder = TextEmbedder.load(files, site, read_dtype(options))
+    stage = OneShotStage("embed", embedder, site, max_units=site.settings.max_units * 8, to_host=True)
+    return EmbeddingProgram(stage, embedder)
+
+
+def read_dtype(options: Mapping[str, Any]) -> torch.dtype:
+    name = options.get("dtype", "float32")
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype {name!r} is not a floating-point type of torch", param="dtype")
+    return dtype
