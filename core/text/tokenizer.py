@@ -50,8 +50,9 @@ class Tokenizer:
         self.byte_level = [step for step in steps if step != "Fuse"] == ["ByteLevel"]
         fallback = "ByteFallback" in steps
         self.byte_ids = frozenset(id for token, id in vocabulary.items() if fallback and BYTE_TOKEN.match(token))
-        # Only where every byte becomes part of some token does a long text surely mean many tokens.
-        faithful = self.byte_level and layout.get("normalizer") is None and vocabulary.keys() >= BYTE_OF.keys()
+        # Only where bytes become parts of tokens as they are does a long text surely mean many tokens.
+        faithful = self.byte_level and layout.get("normalizer") is None
+        self._dropped = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
         self._longest = max(map(len, vocabulary), default=1) if faithful else None
         self._anchor = backend.encode("a", add_special_tokens=False).ids
 
@@ -97,7 +98,9 @@ class Tokenizer:
 
     def count_at_least(self, text: str) -> int:
         """A number of tokens that `text` surely has, found without encoding it; 0 when nothing is sure."""
-        return len(text) // self._longest if self._longest else 0
+        if not self._longest:
+            return 0
+        return len(text.encode(errors="ignore").translate(None, self._dropped)) // self._longest
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """The text of the ids; bytes that are no valid UTF-8 become U+FFFD. Unknown ids have no text."""
