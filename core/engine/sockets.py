@@ -6,13 +6,13 @@ meant for a dead one reaches nobody.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from polymux.core.engine.lease import process_pool
 from polymux.core.engine.wire import decode_command, decode_reports, encode_command, encode_reports
@@ -20,34 +20,58 @@ from polymux.core.vocabulary import Command, Report
 
 log = logging.getLogger("polymux.engine")
 
+MOST_AT_ONCE = 32
+"""Messages read before other callbacks of the event loop have their turn."""
+
 _serial = itertools.count(1)
 
 
 class ClientEnd:
-    """Sends commands without waiting; reports are awaited."""
+    """Sends commands without waiting; hands every message of reports to `deliver`, on the event loop.
 
-    def __init__(self) -> None:
+    `broken` is called when a message cannot be read or delivered; nothing is read after that.
+    """
+
+    def __init__(self, deliver: Callable[[Sequence[Report]], None], broken: Callable[[Exception], None]) -> None:
         folder, life = process_pool().folder.path, next(_serial)
         self.commands_address = f"ipc://{folder}/{life}.commands"
         self.reports_address = f"ipc://{folder}/{life}.reports"
+        self._deliver, self._broken = deliver, broken
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PUSH)
         # Unbounded: a `Cancel` must never be lost, and the number of jobs is bounded elsewhere.
         self._commands.set_hwm(0)
         self._commands.bind(self.commands_address)
-        self._reports = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
+        self._reports = self._context.socket(zmq.PULL)
         self._reports.bind(self.reports_address)
+        self._events = asyncio.get_running_loop()
+        self._events.add_reader(self._reports.fileno(), self._read)
 
     def send(self, command: Command) -> None:
         self._commands.send(encode_command(command), zmq.NOBLOCK)
 
-    async def receive(self) -> Sequence[Report]:
-        return decode_reports(await self._reports.recv())
-
     def close(self) -> None:
+        self._events.remove_reader(self._reports.fileno())
         self._reports.close(linger=0)
         self._commands.close(linger=0)
         self._context.term()
+
+    def _read(self) -> None:
+        # zmq tells once that messages have come, not how many: read until there are none, or come back at once.
+        try:
+            for _ in range(MOST_AT_ONCE):
+                self._deliver(decode_reports(self._reports.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return
+        except Exception as error:
+            self._events.remove_reader(self._reports.fileno())
+            self._broken(error)
+            return
+        self._events.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._reports.closed:
+            self._read()
 
 
 class EngineEnd:

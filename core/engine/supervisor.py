@@ -149,20 +149,14 @@ class EngineProcess(Engine):
         """One life of the process, from its start to its death; returns how it ended."""
         self.failure, self._ready_at = None, None
         self._answered.clear()
-        end = ClientEnd()
-        process = reader = death = None
+        end = ClientEnd(self._deliver, self._lose)
+        process = None
         try:
             process = await asyncio.create_subprocess_exec(*self.command, stdin=asyncio.subprocess.PIPE)
             spec = msgspec.structs.replace(self.spec, commands=end.commands_address, reports=end.reports_address)
             process.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._process, self._end = process, end
-            reader = asyncio.create_task(self._read(end), name=f"read {self.name}")
-            death = asyncio.create_task(process.wait(), name=f"watch {self.name}")
-            await asyncio.wait((reader, death), return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                log.error("engine %s sent what cannot be read", self.name, exc_info=reader.exception())
-                process.kill()
-            status = await death
+            status = await process.wait()
             if status == LOAD_FAILED:
                 # The news of its death is faster than its last message.
                 with contextlib.suppress(TimeoutError):
@@ -175,15 +169,12 @@ class EngineProcess(Engine):
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
-            tasks = [task for task in (reader, death) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             end.close()
 
-    async def _read(self, end: ClientEnd) -> None:
-        while True:
-            self._deliver(await end.receive())
+    def _lose(self, error: Exception) -> None:
+        log.error("engine %s sent what cannot be read; it is killed", self.name, exc_info=error)
+        if self._process is not None:
+            self._process.kill()
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         if self.state == "ready":

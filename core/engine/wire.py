@@ -100,18 +100,21 @@ def _decode(code: int, data: memoryview) -> np.ndarray:
     if code == _LEASED:
         return borrow(_leases.decode(data))
     if code != _INLINE:
-        raise ValueError(f"extension {code} is unknown")
+        raise msgspec.ValidationError(f"extension {code} is unknown")
     inline = _inlines.decode(data)
-    dtype = np.dtype(inline.dtype)
-    if dtype.kind not in _KINDS:
-        raise ValueError(f"an array of dtype {inline.dtype} cannot cross a process boundary")
-    return np.frombuffer(inline.data, dtype).reshape(inline.shape).copy()
+    try:
+        dtype = np.dtype(inline.dtype)
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"elements of type {inline.dtype} are no numbers")
+        return np.frombuffer(inline.data, dtype).reshape(inline.shape).copy()
+    except (TypeError, ValueError) as error:
+        raise msgspec.ValidationError(f"a malformed array: {error}") from error
 
 
 def _accept(kind: type, value: Any) -> Any:
     if isinstance(value, kind):
         return value
-    raise NotImplementedError(f"a field of type {kind.__name__} cannot cross a process boundary")
+    raise msgspec.ValidationError(f"expected {kind.__name__}, got {type(value).__name__}")
 
 
 def _forget(code: int, data: memoryview) -> None:

@@ -1,12 +1,13 @@
 """An engine loop without a model, for tests of everything around one; runnable as an engine process.
 
-The work says what happens: count to `n` by one a step, die, or echo an array. `python counting.py` is the process.
+The work says what happens: count to `n` by one a step, die, or echo an array. `COMMAND` runs it as an engine process.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -19,6 +20,8 @@ from polymux.core.engine.spec import EngineSpec
 from polymux.core.engine.wire import discard, pack, unpack
 from polymux.core.errors import InvalidRequest, ModelError
 from polymux.core.vocabulary import Cancel, Command, Ended, Failed, Output, Post, Receipt, Report, Submit, Tokens
+
+COMMAND = (sys.executable, "-m", "polymux.core.testing.counting")
 
 
 class Count(msgspec.Struct, omit_defaults=True):
@@ -34,9 +37,6 @@ class Count(msgspec.Struct, omit_defaults=True):
 
 class Echo(msgspec.Struct):
     array: np.ndarray
-
-
-WORK = {"count": Count, "echo": Echo}
 
 
 class CountingLoop:
