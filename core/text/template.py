@@ -134,7 +134,7 @@ def named_templates(entry: Any) -> dict[str, str]:
 
 
 def join_parts(parts: list[Any], where: str) -> str:
-    """Content parts as one text: what the text parts hold, one per line."""
+    """Content parts as one text: what the text parts hold, joined as they are."""
     texts = []
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -147,7 +147,7 @@ def join_parts(parts: list[Any], where: str) -> str:
             raise InvalidRequest(
                 f"{where}[{i}] is of type {kind!r}; this model reads text only.", param=f"{where}[{i}]"
             )
-    return "\n".join(texts)
+    return "".join(texts)
 
 
 def read_call(call: Any, where: str) -> Any:

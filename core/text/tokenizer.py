@@ -29,7 +29,6 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: dict[str, str] | None = None,
-        bos_id: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
         # What a file says about padding and truncation would change answers behind the caller's back.
@@ -39,7 +38,6 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
         self.special_tokens = special_tokens or {}
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
-        self.bos_id = self.find(self.special_tokens.get("bos_token")) if bos_id is None else bos_id
         named_eos = self.find(self.special_tokens.get("eos_token"))
         self.eos_ids = eos_ids if named_eos is None else eos_ids | {named_eos}
 
@@ -69,11 +67,8 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         named = named_tokens(files.json("special_tokens_map.json")) | named_tokens(files.json("tokenizer_config.json"))
         configs = [files.json("generation_config.json"), files.config()]
-        bos_id = None
-        if "bos_token" not in named:
-            bos_id = next((ids[0] for config in configs if (ids := token_ids(config.get("bos_token_id")))), None)
         eos_ids = frozenset(id for config in configs for id in token_ids(config.get("eos_token_id")))
-        return cls(backend, special_tokens=named, bos_id=bos_id, eos_ids=eos_ids)
+        return cls(backend, special_tokens=named, eos_ids=eos_ids)
 
     def find(self, token: str | None) -> int | None:
         """The id of a token by its exact spelling."""

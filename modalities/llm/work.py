@@ -29,7 +29,7 @@ class GenerateWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompts: list[list[int]]
     """Token ids, never empty, each in [0, vocabulary size)."""
     max_tokens: list[int]
-    """Per prompt: at most so many new tokens; prompt and answer fit the context. 0 (only with scores) ends at once."""
+    """Per prompt: at most so many new tokens, at least 1; prompt and answer fit the context."""
     seeds: list[int]
     """Per branch, in [0, 2**63): the draw depends on (seed, position) alone. Takes the place of `sampling.seed`."""
     n: int = 1

@@ -1,0 +1,216 @@
+"""The device-free half of the language models: requests are checked against the model and become token ids."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.pipeline import Front, Prepared, Presenter
+from polymux.core.tasks import Chat, Complete, Embed, Sampling
+from polymux.core.text.template import ChatTemplate
+from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.llm.limits import read_context, read_longest_input, read_width
+from polymux.modalities.llm.presenter import EmbedPresenter, GeneratePresenter, Telling
+from polymux.modalities.llm.work import EmbedWork, GenerateWork
+
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
+
+MAX_INPUTS = 2048
+"""Inputs of one embedding request, and branches (prompts times n) of one generation."""
+
+MAX_STOP_LENGTH = 4096
+"""Characters of one stop string."""
+
+SEEDS = 1 << 63
+
+
+class GenerateFront(Front):
+    """Chat and completions of one decoder. `context` is in tokens, prompt and answer together."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, context: int, vocabulary: int) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.context = context
+        self.vocabulary = vocabulary
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> GenerateFront:
+        """Raises `ModelError` when a file is missing or does not say how long the context is."""
+        tokenizer = Tokenizer.load(files)
+        template = ChatTemplate.load(files, tokenizer.special_tokens)
+        return cls(tokenizer, template, read_context(files), files.config().get("vocab_size", tokenizer.size))
+
+    def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
+        if isinstance(ask, Chat):
+            prompts, echoes, param = [self._read_chat(ask)], None, "messages"
+        elif isinstance(ask, Complete):
+            prompts = [self._read_prompt(prompt, f"prompt[{i}]") for i, prompt in enumerate(ask.prompts)]
+            echoes = [prompt if isinstance(prompt, str) else None for prompt in ask.prompts] if ask.echo else None
+            param = "prompt"
+        else:
+            raise InvalidRequest(f"This model does not serve {task}.")
+        self._check_ask(ask, len(prompts))
+        work = GenerateWork(
+            prompts=prompts,
+            n=ask.n,
+            max_tokens=[self._fit(len(prompt), ask.max_tokens, param) for prompt in prompts],
+            seeds=choose_seeds(ask.sampling.seed, len(prompts), ask.n),
+            sampling=self._check_sampling(ask.sampling),
+            stop_token_ids=sorted({*ask.stop_token_ids, *(() if ask.ignore_eos else self.tokenizer.eos_ids)}),
+            logprobs=None if ask.logprobs is None else min(ask.logprobs, self.vocabulary),
+            score_prompts=echoes is not None and ask.logprobs is not None,
+        )
+        telling = Telling(ask.stop, skip_special=not ask.ignore_eos, continues=isinstance(ask, Complete), echoes=echoes)
+        return Prepared(work, notes=telling, facts={"prompt_tokens": sum(map(len, prompts))})
+
+    def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
+        return GeneratePresenter(self.tokenizer, prepared.work, prepared.notes)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "context_length": self.context,
+            "vocabulary": self.vocabulary,
+            "chat_template": self.template is not None,
+        }
+
+    def _read_chat(self, ask: Chat) -> list[int]:
+        if self.template is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions.", param="model")
+        text = self.template.render(ask.messages, tools=ask.tools, options=ask.template_options)
+        # The template wrote the special tokens itself.
+        ids = self._encode(text, "messages", special=False)
+        if not ids:
+            raise InvalidRequest("The model's chat template makes an empty prompt of this.", param="messages")
+        return ids
+
+    def _read_prompt(self, prompt: str | list[int], where: str) -> list[int]:
+        """A text as the model was trained to read one, or token ids taken as they are. Empty ones are refused."""
+        if isinstance(prompt, str):
+            ids = self._encode(prompt, "prompt", special=True) if prompt else []
+        else:
+            ids = check_ids(prompt, self.vocabulary, where, "prompt")
+        if not ids:
+            raise InvalidRequest(f"{where} is empty; give the model at least one token to continue.", param="prompt")
+        return ids
+
+    def _encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        # Encoding megabytes only to refuse them would let one request hold a thread for seconds.
+        sure = self.tokenizer.count_at_least(text)
+        if sure >= self.context:
+            raise self._too_long(f"at least {sure}", param)
+        return self.tokenizer.encode(text, special=special)
+
+    def _fit(self, prompt: int, wanted: int | None, param: str) -> int:
+        """How many tokens may be generated: what is wanted, within what the prompt leaves of the context."""
+        room = self.context - prompt
+        if room < 1:
+            raise self._too_long(str(prompt), param)
+        return room if wanted is None else min(wanted, room)
+
+    def _too_long(self, prompt: str, param: str) -> ContextTooLong:
+        return ContextTooLong(
+            f"This model's context is {self.context} tokens and must hold the prompt and at least one more; "
+            f"the prompt has {prompt} tokens. Shorten it.",
+            param=param,
+        )
+
+    def _check_ask(self, ask: Chat | Complete, prompts: int) -> None:
+        if not prompts:
+            raise InvalidRequest("There must be at least one prompt.", param="prompt")
+        if not 1 <= ask.n * prompts <= MAX_INPUTS:
+            raise InvalidRequest(f"n times the number of prompts must be from 1 to {MAX_INPUTS}.", param="n")
+        if ask.max_tokens is not None and ask.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+        if ask.logprobs is not None and ask.logprobs < 0:
+            raise InvalidRequest("logprobs must be at least 0.", param="logprobs")
+        if any(not 1 <= len(stop) <= MAX_STOP_LENGTH for stop in ask.stop):
+            raise InvalidRequest(f"A stop string has 1 to {MAX_STOP_LENGTH} characters.", param="stop")
+        check_ids(ask.stop_token_ids, self.vocabulary, "stop_token_ids", "stop_token_ids")
+
+    def _check_sampling(self, sampling: Sampling) -> Sampling:
+        check_ids(list(sampling.logit_bias), self.vocabulary, "logit_bias", "logit_bias")
+        return msgspec.structs.replace(sampling, top_k=min(sampling.top_k, self.vocabulary))
+
+
+class EmbedFront(Front):
+    """Embeddings of one text encoder. `longest` is in tokens with the special ones, `width` in dimensions."""
+
+    def __init__(self, tokenizer: Tokenizer, longest: int, vocabulary: int, width: int) -> None:
+        self.tokenizer = tokenizer
+        self.longest = longest
+        self.vocabulary = vocabulary
+        self.width = width
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> EmbedFront:
+        """Raises `ModelError` when a file is missing or does not say how wide and long the model is."""
+        tokenizer = Tokenizer.load(files)
+        vocabulary = files.config().get("vocab_size", tokenizer.size)
+        return cls(tokenizer, read_longest_input(files), vocabulary, read_width(files))
+
+    def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
+        if not isinstance(ask, Embed):
+            raise InvalidRequest(f"This model does not serve {task}.")
+        if not 1 <= len(ask.inputs) <= MAX_INPUTS:
+            raise InvalidRequest(f"input holds {len(ask.inputs)} texts; 1 to {MAX_INPUTS} are allowed.", param="input")
+        if ask.dimensions is not None and not 1 <= ask.dimensions <= self.width:
+            raise InvalidRequest(f"dimensions must be from 1 to {self.width}.", param="dimensions")
+        inputs = [self._read_input(each, i, ask.truncate) for i, each in enumerate(ask.inputs)]
+        return Prepared(
+            EmbedWork(inputs=inputs, dimensions=ask.dimensions), facts={"prompt_tokens": sum(map(len, inputs))}
+        )
+
+    def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
+        return EmbedPresenter(prepared.work)
+
+    def describe(self) -> dict[str, Any]:
+        return {"dimensions": self.width, "longest_input": self.longest}
+
+    def _read_input(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
+        """A text with the model's special tokens, or token ids taken as they are. Empty ones are refused."""
+        where = f"input[{index}]"
+        if not text:
+            raise InvalidRequest(f"{where} is empty.", param="input")
+        if isinstance(text, str):
+            ids = self._encode(text, where, truncate)
+        else:
+            ids = check_ids(text, self.vocabulary, where, "input")
+            ids = ids[: self.longest] if truncate else ids
+        if not ids:
+            raise InvalidRequest(f"{where} has no tokens.", param="input")
+        if len(ids) > self.longest:
+            raise self._too_long(where, str(len(ids)))
+        return ids
+
+    def _encode(self, text: str, where: str, truncate: bool) -> list[int]:
+        sure = self.tokenizer.count_at_least(text)
+        if sure > self.longest and not truncate:
+            raise self._too_long(where, f"at least {sure}")
+        return self.tokenizer.encode(text, longest=self.longest if truncate else None)
+
+    def _too_long(self, where: str, tokens: str) -> ContextTooLong:
+        return ContextTooLong(
+            f"{where} has {tokens} tokens; this model reads {self.longest}. Shorten it, or set truncate.", param="input"
+        )
+
+
+def check_ids(ids: list[int], vocabulary: int, where: str, param: str) -> list[int]:
+    """The ids as they are. Raises `InvalidRequest` naming the first position that is no token of the model."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+        return ids
+    position, wrong = next((i, id) for i, id in enumerate(ids) if not 0 <= id < vocabulary)
+    raise InvalidRequest(
+        f"{where}[{position}] is {wrong}: this model's token ids are 0 to {vocabulary - 1}.", param=param
+    )
+
+
+def choose_seeds(seed: int | None, prompts: int, n: int) -> list[int]:
+    """A seed per branch. Continuation j draws like n=1 with seed + j, whatever other prompts are in the request."""
+    if seed is None:
+        return [secrets.randbelow(SEEDS) for _ in range(prompts * n)]
+    return [(seed + j) % SEEDS for _ in range(prompts) for j in range(n)]
