@@ -33,9 +33,9 @@ class _Inline(msgspec.Struct, array_like=True):
 def pack(body: msgspec.Struct, *, holder: str | None = None, pool: LeasePool | None = None) -> msgspec.Raw:
     """A pipeline's Struct as the body of a `Submit`, `Post` or `Output`.
 
-    `holder` (a job) lets `LeasePool.release` take back what was never read; `pool` is this process's own unless
-    given. Raises `Overloaded` when shared memory is used up (nothing stays lent then), `TypeError` for an array
-    whose elements are not numbers.
+    `holder` is for the side that asks: the job whose end takes back what the engine never read of it. An engine
+    names none, for its outputs may be read after the job has ended. Raises `Overloaded` when shared memory is used
+    up (nothing stays lent then), `TypeError` for an array whose elements are not numbers.
     """
     lent: list[Lease] = []
 

@@ -55,7 +55,7 @@ class CountingLoop:
                 self.submitted += 1
                 if task == "echo":
                     echo = unpack(work, Echo)
-                    self.reports += [Output(job, "echo", pack(echo, holder=job)), Ended(job, Receipt())]
+                    self.reports += [Output(job, "echo", pack(echo)), Ended(job, Receipt())]
                 else:
                     self.running[job] = (unpack(work, Count), 0)
                     self.posts[job] = deque()
