@@ -111,6 +111,9 @@ class Answers:
             elif self._presenter.satisfied:
                 self._over = True
                 self._stream.close()
+            else:
+                for branch in self._presenter.take_unneeded():
+                    self.served.engine.stop_branch(self.job, branch)
         return answers.popleft()
 
     async def _prepare(self) -> tuple[Prepared, Presenter, msgspec.Raw]:

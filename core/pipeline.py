@@ -10,7 +10,7 @@ job through them. Only Structs pass between the two.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,11 @@ class Presenter(ABC):
     def satisfied(self) -> bool:
         """True once the caller needs nothing more (a stop string was met): the job is then cancelled."""
         return False
+
+    def take_unneeded(self) -> Sequence[int]:
+        """Branches that became unneeded since the last call (one choice of n met its stop string): each is stopped
+        while the others go on."""
+        return ()
 
 
 class Front(ABC):

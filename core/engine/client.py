@@ -94,6 +94,11 @@ class Engine(ABC):
             if self.state == "ready":
                 self.send(Cancel(job))
 
+    def stop_branch(self, job: str, branch: int) -> None:
+        """Stop one branch of a running job; the others go on."""
+        if job in self._streams:
+            self.send(Cancel(job, branch))
+
     def post(self, job: str, body: msgspec.Raw) -> None:
         """Put a message into a running job's inbox; one for a job that is over is dropped."""
         if job in self._streams:

@@ -54,10 +54,10 @@ Load = Callable[[EngineSpec], tuple[EngineLoop, dict[str, dict[str, Any]]]]
 """Loads what a spec names; returns the loop and the facts of each model. `core.engine.load` has the real one."""
 
 
-def drive(loop: EngineLoop, port: Port) -> None:
+def drive(loop: EngineLoop, port: Port, stopping: Callable[[], bool] = lambda: False) -> None:
     """Run the loop until `Stop`: one message of reports a step, waiting only when there is nothing to do."""
     busy, due = False, 0.0
-    while True:
+    while not stopping():
         for command in port.receive(0.0 if busy else max(0.0, due - time.monotonic())):
             if type(command) is Stop:
                 return
@@ -87,8 +87,11 @@ def main(load: Load) -> int:
         except Exception as error:
             port.send([LoadFailed(_explain(error).to_wire())])
             return LOAD_FAILED
+        # From here on a signal must not raise: it would be taken for the failure of whichever job is running.
+        stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
         port.send([Ready(facts)])
-        drive(loop, port)
+        drive(loop, port, stop.is_set)
     finally:
         port.close()
     return 0

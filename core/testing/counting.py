@@ -47,6 +47,7 @@ class CountingLoop:
         self.posts: dict[str, deque[Count]] = {}
         self.reports: list[Report] = []
         self.cancelled: list[str] = []
+        self.stopped: list[tuple[str, int | None]] = []
         self.submitted = 0
 
     def handle(self, command: Command) -> None:
@@ -59,9 +60,11 @@ class CountingLoop:
                 else:
                     self.running[job] = (unpack(work, Count), 0)
                     self.posts[job] = deque()
-            case Cancel(job=job):
+            case Cancel(job=job, branch=None):
                 self.running.pop(job, None)
                 self.cancelled.append(job)
+            case Cancel(job=job, branch=branch):
+                self.stopped.append((job, branch))
             case Post(job=job, body=body):
                 if job in self.running:
                     self.posts[job].append(unpack(body, Count))

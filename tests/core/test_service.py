@@ -50,6 +50,7 @@ class Ask(msgspec.Struct):
 
     n: int = 1
     enough: int = FOREVER
+    unneeded: list[int] = []
     work: dict[str, Any] = {}
     prepare: Callable[[], None] = lambda: None
     feed: Callable[[], None] = lambda: None
@@ -77,6 +78,10 @@ class CountPresenter(Presenter):
     @property
     def satisfied(self) -> bool:
         return self.count >= self.ask.enough
+
+    def take_unneeded(self) -> list[int]:
+        unneeded, self.ask.unneeded = self.ask.unneeded, []
+        return unneeded
 
     def feed(self, event: Event) -> list[msgspec.Struct]:
         self.ask.feed()
@@ -208,6 +213,16 @@ def test_a_satisfied_presenter_ends_the_job() -> None:
             answers = await ask(service, Ask(FOREVER, enough=3, work={"pause": 0.001}))
             assert answers == [*(TextDelta(0, str(i)) for i in range(3)), Done(Usage(), Receipt())]
             await until(lambda: not loop_of(service).running)
+
+    asyncio.run(go())
+
+
+def test_an_unneeded_branch_stops_once_and_the_job_goes_on() -> None:
+    async def go() -> None:
+        async with serve() as service:
+            answers = await ask(service, Ask(3, unneeded=[2]), request_id="r")
+            assert len(answers) == 4
+            await until(lambda: loop_of(service).stopped == [("r-1", 2)])
 
     asyncio.run(go())
 
