@@ -47,7 +47,7 @@ class Lane:
         """The row is over (ended, failed or cancelled): free what it holds once no launch names it."""
         if row.state is RowState.WAITING:
             self.waiting.remove(row)
-            row.state = RowState.ENDED
+            self._end(row)
         elif row.state is RowState.RUNNING:
             self._retire(row)
         elif row.state is RowState.RETIRING:
@@ -156,10 +156,16 @@ class Lane:
         self.residency.release(row)
         row.scheduled = row.done = 0
         if not row.again:
-            row.state = RowState.ENDED
+            self._end(row)
             return
         row.again = False
         row.state = RowState.WAITING
         if isinstance(row, TokenRow):
             row.preempted += 1
         self.enqueue(row)
+
+    @staticmethod
+    def _end(row: Row) -> None:
+        row.state = RowState.ENDED
+        for holding in row.reads:
+            holding.release()

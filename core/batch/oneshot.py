@@ -15,6 +15,7 @@ import torch
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.cache.blocks import CacheSpec, view_blocks
 from polymux.core.compute.device import HostCopy
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, PolymuxError
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 class OneShotModel(ABC):
     """What a modality supplies: one pass over a batch of items."""
 
+    slab: CacheSpec | None = None
+    """What each item's pass leaves on the device for other rows; the row then `keeps` it."""
+
     @abstractmethod
-    def forward(self, items: list[Any]) -> list[Any]:
+    def forward(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
         """One result per item, in order. A result may be a tensor, which then stays on the device, or anything else.
 
+        `slabs` holds each item's own slab, of the shape of `slab`, to be written; it is empty without one.
         A `PolymuxError` in place of a result fails that item alone.
         """
 
@@ -67,6 +72,8 @@ class OneShotStage(Stage):
         self.max_units = max_units
         self.max_rows = max_rows
         self.on_host = on_host
+        self.cache = model.slab
+        self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._to_host = to_host
         self._device = site.device
         self._executor: Executor = site.executor
@@ -74,6 +81,9 @@ class OneShotStage(Stage):
     def want(self, row: Row) -> int:
         row = _item_row(row)
         return row.size if row.scheduled == 0 else 0
+
+    def units(self, row: Row) -> int:
+        return self.cache.units if self.cache is not None else 0
 
     def grant(self, row: Row, units: int) -> Grant:
         row = _item_row(row)
@@ -85,16 +95,17 @@ class OneShotStage(Stage):
     def launch(self, plan: Plan) -> Ticket:
         items = [_item_row(grant.row).item for grant in plan.grants]
         if self.on_host:
-            return Ticket(plan, work=self._executor.submit(self._run, items))
-        results = self._run(items)
+            return Ticket(plan, work=self._executor.submit(self._run, items, []))
+        slabs = [self._slabs[grant.row.blocks[0]] for grant in plan.grants] if self._slabs is not None else []
+        results = self._run(items, slabs)
         if not self._to_host:
             return Ticket(plan, results)
         tensors = {str(place): result for place, result in enumerate(results) if isinstance(result, torch.Tensor)}
         return Ticket(plan, (results, self._device.copy_to_host(tensors)))
 
-    def _run(self, items: list[Any]) -> list[Any]:
+    def _run(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
         with torch.inference_mode():
-            results = self.model.forward(items)
+            results = self.model.forward(items, slabs)
         if len(results) != len(items):
             raise InternalError(f"stage {self.name} returned {len(results)} results for {len(items)} items")
         return results

@@ -11,6 +11,7 @@ from polymux.core.batch.sequence import TokenRow
 from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 from polymux.core.cache.blocks import BlockPool
+from polymux.core.cache.holding import Holding
 from polymux.core.cache.prefix import PrefixIndex
 from polymux.core.errors import InternalError
 
@@ -85,8 +86,12 @@ class Residency:
         if row.inflight:
             raise InternalError("a row was released while a launch names it")
         if self.pool is not None:
-            for block in reversed(row.blocks):
-                self.pool.release(block, keep=block in self.index)
+            if row.keeps and row.done and not row.job.over:
+                row.holding = Holding(self.pool, row.blocks)
+                row.job.own(row.holding)
+            else:
+                for block in reversed(row.blocks):
+                    self.pool.release(block, keep=block in self.index)
         row.blocks = []
         if row.slot >= 0:
             self._slots.append(row.slot)

@@ -17,6 +17,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polymux.core.cache.holding import Holding
     from polymux.core.engine.job import Job
 
 _numbers = itertools.count()
@@ -77,6 +78,11 @@ class Row:
         """Launches in flight that name this row; what it holds is freed only when none does."""
         self.again = False
         """RETIRING because of a preemption: it goes back to the queue instead of ending."""
+        self.reads: list[Holding] = []
+        """What other rows left on the device for this one; set before the row starts."""
+        self.keeps = False
+        """When the row ends, its blocks become `holding` and belong to the job."""
+        self.holding: Holding | None = None
         self.ended = Signal()
         self.queued_at = time.monotonic()
         self.admitted_at: float | None = None

@@ -58,6 +58,8 @@ class TokenModel(ABC):
     """What a modality supplies: a decoder over packed rows. It calls `context.attend` in every attention layer."""
 
     shape: TokenShape
+    slab: CacheSpec | None = None
+    """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
 
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Tensor:
@@ -89,6 +91,7 @@ class TokenStage(Stage):
         self._deterministic = settings.deterministic
         self._attention: AttentionBackend = site.attention(shape.dtype, shape.head_dim)
         self._view = view_blocks(site.arena, self.cache)
+        self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._last = torch.zeros(self.max_rows, dtype=torch.int64, device=site.device.torch)
         self._penalties: dict[int, Penalties] = {}
 
@@ -181,7 +184,9 @@ class TokenStage(Stage):
             torch.tensor(write_blocks, device=device),
             where % size,
         )
-        context = PagedContext(self._attention, self._view, batch)
+        if self._slabs is not None:
+            batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
+        context = PagedContext(self._attention, self._view, batch, self._slabs)
         return TokenBatch(packed, where, torch.tensor(sampled, dtype=torch.int64, device=device), context)
 
     def _sample_batch(self, finals: list[Grant]) -> SampleBatch:

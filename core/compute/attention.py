@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from polymux.core.errors import ConfigError
+from polymux.core.errors import ConfigError, InternalError
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class PagedBatch:
     """(T,) int64: the block each new token's key and value go to."""
     write_offsets: Tensor
     """(T,) int64: the place in that block."""
+
+    slabs: list[int] = field(default_factory=list)
+    """R: the slab each row's cross-attention reads; empty for decoders without one."""
 
     @property
     def decoding(self) -> bool:
@@ -78,6 +81,10 @@ class AttentionBackend(ABC):
     ) -> Tensor:
         """Write the new keys and values into `cache` (blocks, 2, block, kv heads, dim) of one layer, then attend."""
 
+    @abstractmethod
+    def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        """Each row attends to all of its own slab: `slabs` is (slabs, 2, frames, kv heads, dim) of one layer."""
+
 
 class PackedContext:
     """Rows of a packed batch that see only themselves."""
@@ -91,15 +98,27 @@ class PackedContext:
 
 
 class PagedContext:
-    """Rows that extend their own blocks. `cache` is the pool's view: (blocks, layers, 2, block, kv heads, dim)."""
+    """Rows that extend their own blocks. `cache` is the pool's view: (blocks, layers, 2, block, kv heads, dim).
 
-    def __init__(self, backend: AttentionBackend, cache: Tensor, batch: PagedBatch) -> None:
+    A decoder with cross-attention also reads `slabs`: (slabs, layers, 2, frames, kv heads, dim).
+    """
+
+    def __init__(
+        self, backend: AttentionBackend, cache: Tensor, batch: PagedBatch, slabs: Tensor | None = None
+    ) -> None:
         self.backend = backend
         self.cache = cache
         self.batch = batch
+        self.slabs = slabs
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return self.backend.paged(query, key, value, self.cache[:, layer], self.batch, options)
+
+    def attend_slab(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
+        """Cross-attention of (T, heads, dim) queries to what the row's encoder left."""
+        if self.slabs is None:
+            raise InternalError("cross-attention was reached in a launch without slabs")
+        return self.backend.cross(query, self.slabs[:, layer], self.batch, options)
 
 
 AttentionContext = PackedContext | PagedContext

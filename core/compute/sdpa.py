@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -45,6 +47,15 @@ class SdpaAttention(AttentionBackend):
             out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
         if single:
             self._attend_single(single, query, keys, values, batch, options, out)
+        return out
+
+    def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        out = torch.empty_like(query)
+        whole = replace(options, causal=False, window=None)
+        for row, slab in enumerate(batch.slabs):  # slabs are large: views, never gathered
+            start, end = batch.starts[row], batch.starts[row + 1]
+            key, value = slabs[slab].to(query.dtype)
+            out[start:end] = self._attend_row(query[start:end], key, value, whole)
         return out
 
     def _attend_single(

@@ -19,6 +19,7 @@ from polymux.core.errors import PolymuxError
 from polymux.core.vocabulary import Output, Receipt, Report
 
 if TYPE_CHECKING:
+    from polymux.core.cache.holding import Holding
     from polymux.core.batch.stage import Stage
 
 R = TypeVar("R", bound=Row)
@@ -77,6 +78,7 @@ class Job:
         self.over = False
         self.receipt = Receipt()
         self.rows: dict[Row, Stage] = {}
+        self.holdings: list[Holding] = []
         self.strands: list[Strand] = []
         self._inbox: deque[msgspec.Raw] = deque()
         self._posted = Signal()
@@ -86,6 +88,8 @@ class Job:
     def start(self, stage: Stage, row: R) -> R:
         """Put a row into a stage's queue. `await row` gives it back once it ended, or raises its error."""
         self.rows[row] = stage
+        for holding in row.reads:
+            holding.hold()
         self.host.enqueue(stage, row)
         return row
 
@@ -95,6 +99,11 @@ class Job:
         if stage is not None:
             self.host.withdraw(stage, row)
             row.ended.set()
+
+    def drop(self, holding: Holding) -> None:
+        """Give up what a row left behind, before the job ends; rows that read it keep it until they end."""
+        self.holdings.remove(holding)
+        holding.release()
 
     def emit(self, kind: str, body: msgspec.Struct) -> None:
         """Tell the caller something: the pipeline's front decodes `body` by its kind."""
@@ -121,6 +130,9 @@ class Job:
         self._inbox.append(body)
         self._posted.set()
 
+    def own(self, holding: Holding) -> None:
+        self.holdings.append(holding)
+
     def mark_first(self) -> None:
         if not self.receipt.first_ms:
             self.receipt.first_ms = (time.monotonic() - self.arrived) * 1e3
@@ -145,3 +157,6 @@ class Job:
         for row, stage in list(self.rows.items()):
             self.host.withdraw(stage, row)
         self.rows.clear()
+        for holding in self.holdings:
+            holding.release()
+        self.holdings.clear()

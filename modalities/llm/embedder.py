@@ -56,7 +56,7 @@ class TextEmbedder(OneShotModel):
         model = AutoModel.from_pretrained(files.folder, dtype=dtype).to(site.device.torch)
         return cls(model, site, read_pooling(files))
 
-    def forward(self, items: list[EmbedItem]) -> list[Tensor]:
+    def forward(self, items: list[EmbedItem], slabs: list[Tensor]) -> list[Tensor]:
         starts = [0]
         for item in items:
             starts.append(starts[-1] + len(item.ids))
