@@ -164,7 +164,7 @@ class Plugins:
         except (Exception, SystemExit) as error:
             self._fail(plugin, hook, error)
             return None
-        return answers[0] if answers else []
+        return answers[0] if answers else None
 
     def _check(self, plugin: Plugin, hook: str, values: Any) -> bool:
         try:
