@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ def refuse_code(files: ModelFiles) -> None:
         config = read_json(files.folder / name)
         kind = config.get("model_type")
         for key, value in walk(config):
-            if key == "auto_map" and not is_native(kind):
+            if key == "auto_map" and not is_native(str(kind)):
                 raise ModelError(
                     f"{files.reference} needs code from its own repository (auto_map in {name}, model_type {kind!r}); "
                     "polymux runs no remote code. A plugin can bring the architecture instead"
@@ -104,8 +106,19 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
             yield from walk(inner)
 
 
-def is_native(model_type: Any) -> bool:
-    """Whether transformers itself has this architecture, so that `auto_map` can be left unread."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+@cache
+def is_native(model_type: str) -> bool:
+    """Whether transformers itself has this architecture, so that `auto_map` can be left unread.
 
-    return model_type in CONFIG_MAPPING_NAMES
+    Asked in another process: transformers imports torch, which this one shall not.
+    """
+    code = (
+        "import sys\n"
+        "from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES\n"
+        "print(sys.argv[1] in CONFIG_MAPPING_NAMES)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, model_type], capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ModelError(f"transformers cannot be imported: {lines[-1]}. `polymux doctor` says what to do")
+    return done.stdout.strip() == "True"
