@@ -79,11 +79,14 @@ class WindowDetokenizer(Detokenizer):
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._window = self._find_anchor(list(context))
         self._shown = self._decode()
         self._read = len(self._window)
 
     def push(self, id: int) -> str:
+        if id in self._skipped or not self._tokenizer.knows(id):
+            return ""  # decoding leaves it out; a window of nothing else would only grow
         self._window.append(id)
         if id in self._tokenizer.byte_ids:
             return ""

@@ -74,6 +74,10 @@ class Tokenizer:
         """The id of a token by its exact spelling."""
         return None if token is None else self._backend.token_to_id(token)
 
+    def knows(self, id: int) -> bool:
+        """Whether there is a token of that id: a model's table is often larger than its tokenizer's, with gaps."""
+        return 0 <= id < self.size and self._backend.id_to_token(id) is not None
+
     def encode(self, text: str, *, special: bool = True, longest: int | None = None) -> list[int]:
         """Token ids. `special` adds what the file's post-processor adds (BOS, [CLS], ...).
 
@@ -82,7 +86,7 @@ class Tokenizer:
         """
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
-        except UnicodeEncodeError as error:
+        except TypeError as error:  # what the library says to a str that is no Unicode text
             raise InvalidRequest("The text holds a lone surrogate and is not valid Unicode.") from error
         if longest is not None:
             added = self._backend.num_special_tokens_to_add(is_pair=False) if special else 0
@@ -109,9 +113,9 @@ class Tokenizer:
         return piece
 
     def _spell(self, id: int) -> bytes:
-        token = self._backend.id_to_token(id) if 0 <= id < self.size else None
-        if token is None:
+        if not self.knows(id):
             return b""
+        token = self._backend.id_to_token(id)
         if self.byte_level:
             try:
                 return bytes(BYTE_OF[character] for character in token)

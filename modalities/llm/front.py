@@ -75,7 +75,7 @@ class GenerateFront(Front):
         return {
             "context_length": self.context,
             "vocabulary": self.vocabulary,
-            "chat_template": self.template is not None,
+            "chat": self.template is not None,
         }
 
     def _read_chat(self, ask: Chat) -> list[int]:
