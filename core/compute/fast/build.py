@@ -1,0 +1,119 @@
+"""Building a fast decoder from a reference one, and proving that it computes the same."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from polymux.core.batch.tokens import TokenBatch, TokenModel
+from polymux.core.compute.attention import AttentionOptions, PackedContext
+from polymux.core.compute.decoder import TransformersDecoder
+from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
+from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, plain_linear, rotary_tables
+from polymux.core.compute.fast.structure import Unfamiliar, find_backbone, read_layers, read_norm
+from polymux.core.compute.sdpa import SdpaAttention
+
+log = logging.getLogger("polymux.engine")
+
+CHECK_ROWS = (5, 12)
+"""Lengths of the rows that a fast decoder is checked with."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+"""Largest allowed difference of logits, relative to their largest magnitude."""
+
+
+def accelerate(
+    reference: TransformersDecoder, make: MakeLinear | None = None, positions: int | None = None
+) -> TokenModel:
+    """The fast tier of a decoder, or the reference itself where its structure is unfamiliar.
+
+    `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables. The check runs before
+    any quantization, with the same attention on both sides, and takes two small forward passes.
+    """
+    try:
+        fast = _build(reference, plain_linear, positions)
+        _compare(reference, fast)
+        return fast if make is None else _build(reference, make, positions)
+    except Unfamiliar as reason:
+        log.warning("%s runs on the reference tier: %s", type(reference.model).__name__, reason)
+        return reference
+
+
+class _Recorder(PackedContext):
+    """Notes the options that each attention layer of the reference really uses."""
+
+    def __init__(self, starts: list[int]) -> None:
+        super().__init__(SdpaAttention(), starts)
+        self.options: dict[int, AttentionOptions] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        self.options[layer] = options
+        return super().attend(layer, query, key, value, options)
+
+
+def _check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (sum(CHECK_ROWS),), generator=generator).to(device)
+    places = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
+    starts = [0, CHECK_ROWS[0], sum(CHECK_ROWS)]
+    return TokenBatch(ids, places, torch.arange(len(ids), device=device), _Recorder(starts))
+
+
+def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | None) -> FastDecoder:
+    model, shape = reference.model, reference.shape
+    config = model.config
+    backbone = find_backbone(model)
+    layers = read_layers(model)
+    batch = _check_batch(shape.vocabulary, _device_of(model))
+    with torch.inference_mode():
+        reference.forward(batch)
+    recorder = batch.context
+    if not isinstance(recorder, _Recorder) or set(recorder.options) != set(range(len(layers))):
+        raise Unfamiliar("its layers do not attend once each")
+    length = min(shape.context, positions or shape.context)
+    example = layers[0].q.weight.detach()[:1, :1]
+    tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
+    if any(table.shape[-1] != shape.head_dim for table in tables.values()):
+        raise Unfamiliar("only a part of each head is rotated")
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise Unfamiliar("its head is no linear layer")
+    return FastDecoder(
+        shape,
+        config.num_attention_heads,
+        backbone.embed_tokens,
+        [
+            FastLayer(
+                input_norm=parts.input_norm,
+                qkv=merge(make, parts.q, parts.k, parts.v),
+                o=merge(make, parts.o),
+                q_norm=parts.q_norm,
+                k_norm=parts.k_norm,
+                attention_out_norm=parts.attention_out_norm,
+                mlp_norm=parts.mlp_norm,
+                mlp=build_mlp(parts, make),
+                mlp_out_norm=parts.mlp_out_norm,
+                rotary=tables[parts.kind],
+                options=recorder.options[index],
+            )
+            for index, parts in enumerate(layers)
+        ],
+        read_norm(backbone.norm),
+        make(head.weight.detach(), None if head.bias is None else head.bias.detach()),
+        getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _compare(reference: TransformersDecoder, fast: FastDecoder) -> None:
+    batch = _check_batch(reference.shape.vocabulary, _device_of(reference.model))
+    with torch.inference_mode():
+        expected, found = reference.forward(batch).float(), fast.forward(batch).float()
+    difference = ((found - expected).abs().max() / expected.abs().max()).item()
+    if not difference <= TOLERANCE[reference.shape.dtype]:
+        raise Unfamiliar(f"put together from its parts it computes something else (off by {difference:.2g})")
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

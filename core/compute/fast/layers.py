@@ -1,0 +1,110 @@
+"""The pieces a fast decoder is put together from: merged projections, gated MLP, routed experts, rotary tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softmax
+
+from polymux.core.compute.fast.structure import LayerParts, Unfamiliar
+
+MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
+"""(weight (out, in), bias (out,) or None) -> a module that multiplies by it; where quantization comes in."""
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
+
+
+def merge(make: MakeLinear, *parts: nn.Linear) -> nn.Module:
+    """One layer whose output is the outputs of `parts`, which read the same input, side by side."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    if all(part.bias is None for part in parts):
+        return make(weight, None)
+    biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
+    return make(weight, torch.cat(biases))
+
+
+class GatedMlp(nn.Module):
+    """down(act(gate x) * up x), gate and up in one product."""
+
+    def __init__(self, mlp: nn.Module, make: MakeLinear) -> None:
+        super().__init__()
+        gate, up, down = (getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down"))
+        act = getattr(mlp, "act_fn", None)
+        if not all(isinstance(part, nn.Linear) for part in (gate, up, down)) or act is None:
+            raise Unfamiliar(f"{type(mlp).__name__} is no gated MLP")
+        self.gate_up = merge(make, gate, up)
+        self.down = merge(make, down)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)
+
+
+class RoutedExperts(nn.Module):
+    """A mixture of gated MLPs (top-k routing), every expert's weights in one tensor."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        gate, experts = getattr(mlp, "gate", None), getattr(mlp, "experts", None)
+        gate_up = getattr(experts, "gate_up_proj", None)
+        if not isinstance(getattr(gate, "weight", None), Tensor) or not isinstance(gate_up, Tensor):
+            raise Unfamiliar(f"{type(mlp).__name__} is no mixture of gated experts")
+        if getattr(mlp, "shared_expert", None) is not None or getattr(mlp, "shared_experts", None) is not None:
+            raise Unfamiliar(f"{type(mlp).__name__} has shared experts")
+        self.router = gate.weight.detach()
+        self.gate_up = gate_up.detach()
+        self.down = experts.down_proj.detach()
+        self.top_k: int = gate.top_k
+        self.renormalise = bool(getattr(gate, "norm_topk_prob", True))
+        self.act = experts.act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = softmax(linear(x, self.router), dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        if self.renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self.top_k
+        counts = torch.bincount(chosen.flatten(), minlength=self.gate_up.shape[0])
+        mixed = self._run_experts(x[tokens], counts) * weights.to(x.dtype).flatten()[order, None]
+        return torch.zeros_like(x).index_add_(0, tokens, mixed)
+
+    def _run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Rows sorted by expert, `counts` rows each."""
+        parts, start = [], 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                gate, up = linear(x[start : start + count], self.gate_up[expert]).chunk(2, dim=-1)
+                parts.append(linear(self.act(gate) * up, self.down[expert]))
+                start += count
+        return torch.cat(parts)
+
+
+def build_mlp(parts: LayerParts, make: MakeLinear) -> nn.Module:
+    return RoutedExperts(parts.mlp) if hasattr(parts.mlp, "experts") else GatedMlp(parts.mlp, make)
+
+
+def rotary_tables(rotary: nn.Module, kinds: set[str | None], length: int, like: Tensor) -> dict[str | None, Tensor]:
+    """Per layer kind, (2, length, dim): cosines and sines of every position. Raises `Unfamiliar` when they depend on
+    more than the position."""
+    rope_type: Any = getattr(rotary, "rope_type", "default")
+    types = set(rope_type.values()) if isinstance(rope_type, dict) else {rope_type}
+    if types & {"dynamic", "longrope"}:
+        raise Unfamiliar("its rotary embedding depends on the sequence's length")
+    positions = torch.arange(length, device=like.device)[None]
+    takes_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    tables = {}
+    for kind in kinds:
+        cos, sin = rotary(like, positions, kind) if takes_kind else rotary(like, positions)
+        tables[kind] = torch.stack([cos[0], sin[0]])
+    return tables
