@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -76,8 +77,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-        self.filters.update(take_step=take_step, tojson=write_json, replace=replace, join=join, format=format_text)
-        for name in ("center", "indent", "wordwrap", "xmlattr", "urlize", "pprint"):
+        self.filters.update(
+            take_step=take_step, tojson=write_json, replace=replace, join=join, indent=indent, format=format_text
+        )
+        for name in ("center", "wordwrap", "xmlattr", "urlize", "pprint"):
             del self.filters[name]  # padding or rewriting without measure, and made for web pages
         for name in ("lipsum", "cycler", "joiner"):
             del self.globals[name]
@@ -134,6 +137,12 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
     text = str(text)
     check_replacement(text, old, new)
     return text.replace(old, new, count)
+
+
+def indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """The filter `indent`."""
+    check_size(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+    return do_indent(text, width, first, blank)
 
 
 def check_texts(between: str, values: Iterable[Any]) -> list[str]:
