@@ -94,8 +94,7 @@ class Answers:
             except PolymuxError:
                 self._over = True
                 raise
-            kind = type(event)
-            if kind is Failed:
+            if isinstance(event, Failed):
                 self._over = True
                 raise PolymuxError.from_wire(event.error)
             try:
@@ -104,9 +103,9 @@ class Answers:
                 self._over = True
                 self._stream.close()
                 raise self._translate(error, "presenting") from error
-            if kind is Output:
+            if isinstance(event, Output):
                 discard(event.body)
-            if kind is Ended:
+            if isinstance(event, Ended):
                 self._over = True
             elif self._presenter.satisfied:
                 self._over = True

@@ -123,16 +123,15 @@ class Engine(ABC):
     def _deliver(self, reports: Sequence[Report]) -> None:
         self._heard = time.monotonic()
         for report in reports:
-            kind = type(report)
-            if kind is Stats:
+            if isinstance(report, Stats):
                 self.stats = report.values
-            elif kind is Ready or kind is LoadFailed:
+            elif isinstance(report, Ready | LoadFailed):
                 self._loaded(report)
             elif (stream := self._streams.get(report.job)) is not None:
                 stream.push(report)
-                if kind is Ended or kind is Failed:
+                if isinstance(report, Ended | Failed):
                     self._forget(report.job)
-            elif kind is Output:
+            elif isinstance(report, Output):
                 discard(report.body)
 
     @abstractmethod

@@ -191,7 +191,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _write(path: Path, array: np.ndarray, generation: int) -> None:
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.write(handle, HEADER.pack(MAGIC, generation, len(data)))

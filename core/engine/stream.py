@@ -53,23 +53,22 @@ class EventStream:
             finally:
                 self._waiter = None
         event = self._events.popleft()
-        if type(event) is Output:
+        if isinstance(event, Output):
             self._bytes -= len(memoryview(event.body))
         return event
 
     def push(self, event: Event) -> None:
         """Called by the engine's reader for every event of the job, in order."""
-        kind = type(event)
         if self._closed or self._complete:
-            if kind is Output:
+            if isinstance(event, Output):
                 discard(event.body)
             return
-        if kind is Tokens and len(self._events) >= MERGE_AFTER and self._merge(event):
+        if isinstance(event, Tokens) and len(self._events) >= MERGE_AFTER and self._merge(event):
             return
         self._events.append(event)
-        if kind is Output:
+        if isinstance(event, Output):
             self._bytes += len(memoryview(event.body))
-        if kind is Ended or kind is Failed:
+        if isinstance(event, Ended | Failed):
             self._complete = True
         elif len(self._events) > MOST_EVENTS or self._bytes > MOST_BYTES:
             self._forget()
@@ -96,7 +95,7 @@ class EventStream:
 
     def _merge(self, new: Tokens) -> bool:
         for event in reversed(self._events):
-            if type(event) is not Tokens:
+            if not isinstance(event, Tokens):
                 return False
             if event.branch == new.branch:
                 event.ids += new.ids
@@ -109,7 +108,7 @@ class EventStream:
 
     def _forget(self) -> None:
         for event in self._events:
-            if type(event) is Output:
+            if isinstance(event, Output):
                 discard(event.body)
         self._events.clear()
         self._bytes = 0

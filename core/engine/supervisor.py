@@ -42,7 +42,7 @@ class Restarts:
     """So many quick deaths in a row, and the engine stays stopped."""
 
     def pause(self, deaths: int) -> float:
-        return min(self.longest, self.first * 2 ** (deaths - 1))
+        return min(self.longest, self.first * 2.0 ** (deaths - 1))
 
 
 class EngineProcess(Engine):
@@ -106,7 +106,7 @@ class EngineProcess(Engine):
             self._end.send(command)
 
     def _loaded(self, report: Ready | LoadFailed) -> None:
-        if type(report) is Ready:
+        if isinstance(report, Ready):
             self.models = report.models
             self._ready_at = time.monotonic()
             self._turn("ready")
@@ -154,7 +154,7 @@ class EngineProcess(Engine):
         try:
             process = await asyncio.create_subprocess_exec(*self.command, stdin=asyncio.subprocess.PIPE)
             spec = msgspec.structs.replace(self.spec, commands=end.commands_address, reports=end.reports_address)
-            process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            process.stdin.write(msgspec.json.encode(spec) + b"\n")  # type: ignore[union-attr]  # it is a pipe
             self._process, self._end = process, end
             status = await process.wait()
             if status == LOAD_FAILED:

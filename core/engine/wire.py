@@ -6,7 +6,7 @@ Either way a Struct's field of type `np.ndarray` arrives as a writable array, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,7 +64,8 @@ def unpack(raw: msgspec.Raw, kind: type[T]) -> T:
     if decoder is None:
         decoder = msgspec.msgpack.Decoder(kind, dec_hook=_accept, ext_hook=_decode)
         _decoders[kind] = decoder
-    return decoder.decode(raw)
+    body: T = decoder.decode(raw)
+    return body
 
 
 def discard(raw: msgspec.Raw) -> None:
@@ -92,7 +93,7 @@ def decode_reports(message: bytes) -> Sequence[Report]:
 def _inline(array: np.ndarray) -> msgspec.msgpack.Ext:
     if array.dtype.kind not in _KINDS:
         raise TypeError(f"an array of dtype {array.dtype} cannot cross a process boundary")
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return msgspec.msgpack.Ext(_INLINE, _encoder.encode(_Inline(array.dtype.str, array.shape, data)))
 
 
@@ -128,4 +129,4 @@ _reports = msgspec.msgpack.Decoder(Reports)
 _leases = msgspec.msgpack.Decoder(Lease)
 _inlines = msgspec.msgpack.Decoder(_Inline)
 _discarder = msgspec.msgpack.Decoder(ext_hook=_forget)
-_decoders: dict[type, Callable[..., Any]] = {}
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}

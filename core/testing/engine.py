@@ -64,7 +64,7 @@ class LocalEngine(Engine):
         self._port.commands.put(encode_command(command))
 
     def _loaded(self, report: Ready | LoadFailed) -> None:
-        if type(report) is Ready:
+        if isinstance(report, Ready):
             self.models, self.state = report.models, "ready"
             self._answered.set()
 
@@ -105,7 +105,7 @@ class _QueuePort:
         self.events.call_soon_threadsafe(lambda: self._deliver(decode_reports(message)))
 
 
-def _make_loop(site: Site, programs: dict[str, Program]) -> EngineLoop:
+def _make_loop(site: Any, programs: dict[str, Program]) -> EngineLoop:
     from polymux.core.engine.loop import Loop
 
     return Loop(site, programs)
