@@ -5,6 +5,7 @@
 // Integer sums do not depend on their order, so a row's result cannot depend on its neighbours.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,7 @@ namespace {
 constexpr int64_t kPanelColumns = 16;
 constexpr int64_t kTileRows = 6;    // 12 accumulators, 2 weights, 1 activation, 1 product: 16 registers
 constexpr int64_t kBlockRows = 96;  // quantized rows that stay in the L2 cache while the panels pass by
+constexpr int64_t kSharesPerThread = 4;
 
 struct Layer {
     const int8_t* panels;
@@ -124,29 +126,45 @@ constexpr Tile kTiles[kTileRows] = {multiply_tile<1>, multiply_tile<2>, multiply
 }  // namespace
 
 // x [rows, inputs] and out [rows, columns] are contiguous float32. Returns 0, or 1 if memory ran out.
+//
+// Threads share out pieces: some panels for one block of rows. A thread quantizes the rows of a block for itself: that
+// is little work and spares a barrier, at which everyone would wait for a thread that has lost its core.
 extern "C" int polymux_int8_linear(const float* x, int64_t rows, const int8_t* panels, const float* scales,
                                    const float* bias, int64_t columns, int64_t inputs, float limit, float* out,
                                    int threads) {
     const Layer layer{panels, scales, bias, columns, inputs, (inputs + 1) / 2, limit};
-    const int64_t panel_count = (columns + kPanelColumns - 1) / kPanelColumns;
     const int64_t stride = layer.pairs * 2;
-    const int64_t block = rows < kBlockRows ? rows : kBlockRows;
-    std::unique_ptr<int16_t[]> codes(new (std::nothrow) int16_t[block * stride]);
-    float row_scales[kBlockRows];
-    if (!codes) return 1;
+    const int64_t panel_count = (columns + kPanelColumns - 1) / kPanelColumns;
+    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+    const int64_t shares = std::min<int64_t>(panel_count, threads * kSharesPerThread);
+    int failed = 0;
 #pragma omp parallel num_threads(threads)
-    for (int64_t first = 0; first < rows; first += kBlockRows) {
-        const int64_t count = rows - first < kBlockRows ? rows - first : kBlockRows;
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < count; ++r)
-            row_scales[r] = quantize_row(x + (first + r) * inputs, layer, codes.get() + r * stride);
-#pragma omp for schedule(static)
-        for (int64_t panel = 0; panel < panel_count; ++panel)
-            for (int64_t r = 0; r < count; r += kTileRows) {
-                const int64_t tile = count - r < kTileRows ? count - r : kTileRows;
-                kTiles[tile - 1](codes.get() + r * stride, row_scales + r, layer, panel,
-                                 out + (first + r) * columns);
+    {
+        const std::unique_ptr<int16_t[]> codes(new (std::nothrow) int16_t[std::min(rows, kBlockRows) * stride]);
+        float row_scales[kBlockRows];
+        int64_t held = -1;
+        if (!codes) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t piece = 0; piece < blocks * shares; ++piece) {
+            if (!codes) continue;
+            const int64_t first = piece / shares * kBlockRows;
+            const int64_t share = piece % shares;
+            const int64_t count = std::min(kBlockRows, rows - first);
+            if (held != first) {
+                for (int64_t r = 0; r < count; ++r)
+                    row_scales[r] = quantize_row(x + (first + r) * inputs, layer, codes.get() + r * stride);
+                held = first;
             }
+            for (int64_t panel = panel_count * share / shares; panel < panel_count * (share + 1) / shares; ++panel)
+                for (int64_t r = 0; r < count; r += kTileRows) {
+                    const int64_t tile = std::min(kTileRows, count - r);
+                    kTiles[tile - 1](codes.get() + r * stride, row_scales + r, layer, panel,
+                                     out + (first + r) * columns);
+                }
+        }
     }
-    return 0;
+    return failed;
 }
