@@ -7,11 +7,12 @@ from pathlib import Path
 from polymux.core.errors import ModelError
 from polymux.core.models.cache import build_once, find_entry
 from polymux.core.models.convert.converter import Converter
+from polymux.core.models.convert.ctranslate2 import WhisperConverter
 from polymux.core.models.convert.gguf import GgufConverter
 from polymux.core.models.convert.tokenizer import TokenizerConverter
 from polymux.core.models.source import Located, Report
 
-CONVERTERS: tuple[Converter, ...] = (GgufConverter(), TokenizerConverter())
+CONVERTERS: tuple[Converter, ...] = (GgufConverter(), WhisperConverter(), TokenizerConverter())
 """Tried in this order; the first that accepts converts."""
 
 __all__ = ["CONVERTERS", "Converter", "convert"]

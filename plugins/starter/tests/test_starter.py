@@ -12,11 +12,12 @@ from polymux.core.models import Catalogue, resolve
 
 def test_served_when_nothing_is_asked_for():
     catalogue = Catalogue.join([], polymux_starter.named_models())
-    assert [model.name for model in catalogue.choose([])] == ["starter/chat", "starter/embed"]
+    assert [model.name for model in catalogue.choose([])] == ["starter/chat", "starter/embed", "starter/transcribe"]
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("gpt-4o-mini", "starter/chat"), ("text-embedding-3-small", "starter/embed")]
+    ("alias", "name"),
+    [("gpt-4o-mini", "starter/chat"), ("text-embedding-3-small", "starter/embed"), ("whisper-1", "starter/transcribe")],
 )
 def test_names_that_clients_hard_code_reach_the_starters(alias, name):
     models = polymux_starter.named_models()
