@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,8 @@ from polymux.core.errors import ConfigError, ModelError, PolymuxError
 from polymux.core.models import ModelFiles
 from polymux.core.pipeline import Program
 from polymux.core.plugins import Plugins, load_plugins
+
+log = logging.getLogger("polymux.engine")
 
 
 def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
@@ -44,6 +47,7 @@ def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
     except PolymuxError as error:
         raise ModelError(f"model {model.name}: {error.message}") from error
     except Exception as error:
+        log.error("model %s: pipeline %s failed", model.name, pipeline.name, exc_info=error)
         raise ModelError(
             f"model {model.name}: pipeline {pipeline.name} cannot load {model.reference}: "
             f"{type(error).__name__}: {error}"
