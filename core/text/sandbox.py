@@ -97,7 +97,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if verb in UNMEASURED:
                 raise jinja2.exceptions.SecurityError(f"{verb}() is not available to chat templates")
             if verb == "format":
-                check_pattern(text)
+                check_pattern(text, BRACES)
             elif verb == "replace":
                 check_replacement(text, *args[:2])
             elif verb == "join":
@@ -110,7 +110,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(many, str | list | tuple) and isinstance(times, int):
                     check_size(len(many) * max(times, 0))
         elif operator == "%" and isinstance(left, str):
-            check_pattern(left)
+            check_pattern(left, PRINTF)
         elif operator == "**":
             raise jinja2.exceptions.SecurityError("** is not available to chat templates")
         return checked(super().call_binop(context, operator, left, right))
@@ -156,9 +156,9 @@ def check_replacement(text: str, old: str, new: str) -> None:
     check_size(len(text) + text.count(old) * len(new))
 
 
-def check_pattern(pattern: str) -> str:
+def check_pattern(pattern: str, wide: re.Pattern[str]) -> str:
     """A format pattern as it is. Raises `SecurityError` when it could pad without bound."""
-    if WIDE.search(str(pattern)):
+    if wide.search(str(pattern)):
         raise jinja2.exceptions.SecurityError("this format pattern pads too far")
     return pattern
 
@@ -166,11 +166,25 @@ def check_pattern(pattern: str) -> str:
 @jinja2.pass_environment
 def format_text(_: Any, pattern: str, *args: Any, **kwargs: Any) -> str:
     """The filter `format`, printf style."""
-    return check_pattern(pattern) % (kwargs or args)
+    return check_pattern(pattern, PRINTF) % (kwargs or args)
 
 
-WIDE = re.compile(r"\d{4}|\*|:[^}]*\{")
-"""A width of a thousand or more, or one that is an argument."""
+def write_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it stands in the model's training text: neither ASCII-escaped nor HTML-escaped."""
+    if isinstance(indent, int) and indent > 16:
+        raise jinja2.exceptions.SecurityError("JSON for a model is indented by 16 at most")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+PRINTF = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
+BRACES = re.compile(r"\{[^{}]*:[^{}]*(\d{4}|\{)")
+"""A width of a thousand or more, or one that is an argument, in either notation."""
 
 UNMEASURED = ("center", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill")
 """Methods that let a text grow out of proportion, and that no template needs."""
@@ -199,19 +213,6 @@ def checked(value: Any) -> Any:
 def check_size(size: int) -> None:
     if size > MAX_CHARACTERS:
         raise Exhausted(f"more than {MAX_CHARACTERS} characters")
-
-
-def write_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it stands in the model's training text: neither ASCII-escaped nor HTML-escaped."""
-    if isinstance(indent, int) and indent > 16:
-        raise jinja2.exceptions.SecurityError("JSON for a model is indented by 16 at most")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def refuse(message: str) -> None:

@@ -183,6 +183,11 @@ def test_a_hostile_template_only_fails_its_request(name: str):
     assert time.process_time() - start < 5
 
 
+def test_ordinary_patterns_are_no_attack():
+    source = """{{ '{"year": 2024, "args": {%s}} %5.2f' % ('x', 1) }}{{ '{:>4} {}: {{y}}'.format(1, 'a') }}"""
+    assert render(source) == '{"year": 2024, "args": {x}}  1.00   1 a: {y}'
+
+
 def test_a_long_conversation_is_no_attack():
     messages = say(*[("user", "word " * 40), ("assistant", "yes")] * 2000)
     assert len(render(HEADERS, messages)) > 400_000
