@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-import uuid
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polymux.gateway.call import Call
 from polymux.gateway.errors import CLIENT_LEFT, ClientLeft, answer_error, wrap_unexpected
+from polymux.gateway.ids import draw_id
 from polymux.gateway.state import Gateway
 
 logger = logging.getLogger("polymux.access")
@@ -91,4 +91,4 @@ def _accept_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and GOOD_ID.fullmatch(value):
             return str(value, "ascii")
-    return uuid.uuid4().hex
+    return draw_id()

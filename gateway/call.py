@@ -31,6 +31,7 @@ class Call:
         self.ask = ask
         self.weight = weight
         self.request_id = request_id
+        self.meters = gateway.metrics.of(model, task)
         self.done: Done | None = None
         self.outcome = "running"
         """For the log: finished, rejected, left, or the code of the failure."""
@@ -39,11 +40,10 @@ class Call:
     @asynccontextmanager
     async def answers(self) -> AsyncIterator[AsyncIterator[msgspec.Struct]]:
         """Raises `PolymuxError`, whatever went wrong: our own faults come out as `InternalError`."""
-        metrics = self.gateway.metrics
-        where = (self.model, self.task)
+        meters = self.meters
         try:
             async with self.gateway.gates.of(self.model).admit(self.weight):
-                metrics.queue_time.labels(*where).observe(time.perf_counter() - self._begin)
+                meters.queue_time.observe(time.perf_counter() - self._begin)
                 async with self.gateway.service.open(
                     self.model, self.task, self.ask, request_id=self.request_id
                 ) as answers:
@@ -51,14 +51,14 @@ class Call:
             self.outcome = "finished"
         except Overloaded:
             self.outcome = "rejected"
-            metrics.rejected.labels(*where).inc()
+            meters.rejected.inc()
             raise
         except PolymuxError as error:
             self._count_failure(error)
             raise
         except asyncio.CancelledError:
             self.outcome = "left"
-            metrics.aborted.labels(*where).inc()
+            meters.aborted.inc()
             raise
         except Exception as error:
             wrapped = wrap_unexpected(error)
@@ -67,26 +67,24 @@ class Call:
 
     def _count_failure(self, error: PolymuxError) -> None:
         self.outcome = error.code or error.type
-        self.gateway.metrics.failure.labels(self.model, self.task, self.outcome).inc()
+        self.meters.count_failure(self.outcome)
 
     async def _measure(self, answers: AsyncIterator[msgspec.Struct]) -> AsyncIterator[msgspec.Struct]:
-        metrics = self.gateway.metrics
-        where = (self.model, self.task)
-        gap = metrics.token_gap.labels(*where)
+        meters = self.meters
         last = 0.0
         async for answer in answers:
             now = time.perf_counter()
             if last:
-                gap.observe(now - last)
+                meters.token_gap.observe(now - last)
             else:
-                metrics.first_token.labels(*where).observe(now - self._begin)
+                meters.first_token.observe(now - self._begin)
             last = now
             if isinstance(answer, ChoiceEnded):
-                metrics.success.labels(*where, answer.reason).inc()
+                meters.count_success(answer.reason)
             elif isinstance(answer, Done):
                 self.done = answer
-                metrics.record_usage(*where, answer.usage)
-                metrics.whole.labels(*where).observe(now - self._begin)
+                meters.record_usage(answer.usage)
+                meters.whole.observe(now - self._begin)
             yield answer
 
 

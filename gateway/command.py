@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from logging.handlers import QueueHandler, QueueListener
-from queue import SimpleQueue
 from typing import Annotated
 
 import typer
+
+from polymux.gateway.lines import LineHandler
 
 
 def serve(
@@ -54,17 +54,15 @@ def serve(
         )
     finally:
         if log is not None:
-            log.stop()
+            log.close()
     raise typer.Exit(status)
 
 
-def start_access_log() -> QueueListener:
-    """One JSON line per request on stdout, written by a thread: a stalled pipe must not stall the event loop."""
-    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
+def start_access_log() -> LineHandler:
+    """One JSON line per request on stdout."""
     logger = logging.getLogger("polymux.access")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    logger.addHandler(QueueHandler(lines))
-    listener = QueueListener(lines, logging.StreamHandler(sys.stdout))
-    listener.start()
-    return listener
+    handler = LineHandler(sys.stdout)
+    logger.addHandler(handler)
+    return handler

@@ -46,26 +46,61 @@ class Metrics:
         self.failure = counter("request_failure", "Jobs that failed", (*where, "code"))
         self.aborted = counter("num_aborted_requests", "Jobs whose client left")
         self.rejected = counter("admission_rejections", "Requests refused because the queue was full")
-        self.prompt_tokens = counter("prompt_tokens", "Input units processed")
-        self.generation_tokens = counter("generation_tokens", "Output units produced")
-        self.cached_tokens = counter("cached_tokens", "Input units answered by a cache")
+        self.tokens = (
+            counter("prompt_tokens", "Input units processed"),
+            counter("generation_tokens", "Output units produced"),
+            counter("cached_tokens", "Input units answered by a cache"),
+        )
         self.queue_time = histogram("request_queue_time_seconds", "Waiting for admission", LATENCY)
         self.first_token = histogram("time_to_first_token_seconds", "Arrival to first answer", LATENCY)
         self.token_gap = histogram("inter_token_latency_seconds", "Between two answers of a job", GAP)
         self.whole = histogram("e2e_request_latency_seconds", "Arrival to last answer", LATENCY)
-        self.prompt_size = histogram("request_prompt_tokens", "Input units per request", TOKENS)
-        self.generation_size = histogram("request_generation_tokens", "Output units per request", TOKENS)
+        self.sizes = (
+            histogram("request_prompt_tokens", "Input units per request", TOKENS),
+            histogram("request_generation_tokens", "Output units per request", TOKENS),
+        )
         self.registry.register(_Live(gates, source))
+        self._meters: dict[tuple[str, str], Meters] = {}
 
-    def record_usage(self, model: str, task: str, usage: Usage) -> None:
-        self.prompt_tokens.labels(model, task).inc(usage.input_tokens)
-        self.generation_tokens.labels(model, task).inc(usage.output_tokens)
-        self.cached_tokens.labels(model, task).inc(usage.cached_tokens)
-        self.prompt_size.labels(model, task).observe(usage.input_tokens)
-        self.generation_size.labels(model, task).observe(usage.output_tokens)
+    def of(self, model: str, task: str) -> Meters:
+        """The meters of one model and task, looked up once per pair and not once per token."""
+        meters = self._meters.get((model, task))
+        if meters is None:
+            meters = self._meters[model, task] = Meters(self, model, task)
+        return meters
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class Meters:
+    """What one model's calls of one task are counted by."""
+
+    def __init__(self, metrics: Metrics, model: str, task: str) -> None:
+        where = (model, task)
+        self._success = metrics.success
+        self._failure = metrics.failure
+        self._where = where
+        self.aborted = metrics.aborted.labels(*where)
+        self.rejected = metrics.rejected.labels(*where)
+        self.queue_time = metrics.queue_time.labels(*where)
+        self.first_token = metrics.first_token.labels(*where)
+        self.token_gap = metrics.token_gap.labels(*where)
+        self.whole = metrics.whole.labels(*where)
+        self._tokens = [counter.labels(*where) for counter in metrics.tokens]
+        self._sizes = [histogram.labels(*where) for histogram in metrics.sizes]
+
+    def count_success(self, reason: str) -> None:
+        self._success.labels(*self._where, reason).inc()
+
+    def count_failure(self, code: str) -> None:
+        self._failure.labels(*self._where, code).inc()
+
+    def record_usage(self, usage: Usage) -> None:
+        for counter, amount in zip(self._tokens, (usage.input_tokens, usage.output_tokens, usage.cached_tokens)):
+            counter.inc(amount)
+        for histogram, amount in zip(self._sizes, (usage.input_tokens, usage.output_tokens)):
+            histogram.observe(amount)
 
 
 class _Live(Collector):

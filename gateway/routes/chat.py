@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp
 from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
 from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
 from polymux.gateway.bodies import read_request
+from polymux.gateway.ids import draw_id
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.schemas.chat import (
@@ -82,7 +82,7 @@ class WholeChat:
         ]
         return encode_model(
             ChatCompletion(
-                id=f"chatcmpl-{uuid.uuid4().hex}",
+                id=f"chatcmpl-{draw_id()}",
                 created=int(time.time()),
                 model=self.model,
                 choices=choices,
@@ -101,7 +101,7 @@ class ChatStream(EventFrames):
     def __init__(self, model: str, n: int, wants_usage: bool) -> None:
         self.model = model
         self.wants_usage = wants_usage
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = f"chatcmpl-{draw_id()}"
         self.created = int(time.time())
         self.greeted = [False] * n
         self.held: ChatCompletionChunk | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import math
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp
 from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
 from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
 from polymux.gateway.bodies import read_request
+from polymux.gateway.ids import draw_id
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.schemas.completions import (
@@ -74,7 +74,7 @@ class WholeCompletion:
             choices.append(CompletionChoice(index=index, text="".join(texts), logprobs=logprobs, finish_reason=reason))
         return encode_model(
             Completion(
-                id=f"cmpl-{uuid.uuid4().hex}",
+                id=f"cmpl-{draw_id()}",
                 created=int(time.time()),
                 model=self.model,
                 choices=choices,
@@ -91,7 +91,7 @@ class CompletionStream(EventFrames):
         self.model = model
         self.logprobs = logprobs
         self.wants_usage = wants_usage
-        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.id = f"cmpl-{draw_id()}"
         self.created = int(time.time())
         self.offsets = [Offsets() for _ in range(choices if logprobs is not None else 0)]
         self.held: Completion | None = None
