@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 from polymux.core.engine.load import load
 from polymux.core.engine.process import main
 
-sys.exit(main(load))
+main(load)

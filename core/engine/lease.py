@@ -175,18 +175,22 @@ def process_pool() -> LeasePool:
     with _pool_lock:
         if _pool is None:
             _pool = LeasePool()
-            atexit.register(_pool.close)
         return _pool
+
+
+def close_process_pool() -> None:
+    """Take back everything this process has lent, and its folder."""
+    if _pool is not None:
+        _pool.close()
 
 
 def _forget_after_fork() -> None:
     # The folder is the parent's: the child must neither write into it nor remove it at exit.
     global _pool, _pool_lock
-    if _pool is not None:
-        atexit.unregister(_pool.close)
     _pool, _pool_lock = None, threading.Lock()
 
 
+atexit.register(close_process_pool)
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 

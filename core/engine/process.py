@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 from setproctitle import setproctitle
 
+from polymux.core.engine.lease import close_process_pool
 from polymux.core.engine.sockets import EngineEnd
 from polymux.core.engine.spec import EngineSpec
 from polymux.core.errors import ModelError, PolymuxError
@@ -62,24 +63,36 @@ def drive(loop: EngineLoop, port: Port, stopping: Callable[[], bool] = lambda: F
             if type(command) is Stop:
                 return
             loop.handle(command)
-        busy = loop.step()
+        was_busy, busy = busy, loop.step()
         reports = loop.take_reports()
-        if time.monotonic() >= due:
-            due = time.monotonic() + STATS_SECONDS
+        now = time.monotonic()
+        # An engine that has come to rest says so at once: its gauges are not to show work that is over.
+        if now >= due or (was_busy and not busy):
+            due = now + STATS_SECONDS
             reports.append(Stats(loop.stats()))
         if reports:
             port.send(reports)
 
 
-def main(load: Load) -> int:
-    """The whole life of an engine process; returns its exit status."""
+def main(load: Load) -> NoReturn:
+    """The whole life of an engine process. Exit status 0: told to stop."""
     # A terminal's Ctrl-C reaches the whole group; the gateway drains first and then stops its engines.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda signum, frame: leave(128 + signum))
     _die_with_parent()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     setproctitle(f"polymux engine {spec.name}")
     threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    try:
+        status = run(spec, load)
+    except Exception:
+        log.exception("engine %s failed", spec.name)
+        status = 1
+    leave(status)
+
+
+def run(spec: EngineSpec, load: Load) -> int:
+    """Load and serve; returns the exit status. Raises what the loop raises: the process is then to be replaced."""
     port = EngineEnd(spec.commands, spec.reports)
     try:
         try:
@@ -87,7 +100,7 @@ def main(load: Load) -> int:
         except Exception as error:
             port.send([LoadFailed(_explain(error).to_wire())])
             return LOAD_FAILED
-        # From here on a signal must not raise: it would be taken for the failure of whichever job is running.
+        # From here on a signal must not end a step midway: what it has to say would be lost.
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
         port.send([Ready(facts)])
@@ -97,15 +110,23 @@ def main(load: Load) -> int:
     return 0
 
 
+def leave(status: int) -> NoReturn:
+    """End this process without tearing down the interpreter.
+
+    With torch inside that takes seconds, and the kernel takes everything back at once.
+    """
+    close_process_pool()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def _explain(error: Exception) -> PolymuxError:
     if isinstance(error, PolymuxError):
         return error
     log.error("loading failed", exc_info=error)
     return ModelError(f"loading failed: {type(error).__name__}: {error}")
-
-
-def _exit(signum: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + signum)
 
 
 def _die_with_parent() -> None:

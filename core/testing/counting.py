@@ -112,4 +112,4 @@ def load(spec: EngineSpec) -> tuple[CountingLoop, dict[str, dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(load))
+    main(load)

@@ -68,18 +68,20 @@ def test_a_terminated_engine_removes_its_shared_memory() -> None:
 
 
 class Script:
-    """A port that plays commands, one list a call, and keeps what was reported."""
+    """A port that plays commands, one list a call, and keeps what was reported, stats apart."""
 
     def __init__(self, *commands: list[Command]) -> None:
         self.commands = list(commands)
         self.timeouts: list[float] = []
         self.messages: list[list[Report]] = []
+        self.stats: list[dict[str, float]] = []
 
     def receive(self, timeout: float) -> Sequence[Command]:
         self.timeouts.append(timeout)
         return self.commands.pop(0)
 
     def send(self, reports: Sequence[Report]) -> None:
+        self.stats += [report.values for report in reports if isinstance(report, Stats)]
         self.messages.append([report for report in reports if not isinstance(report, Stats)])
 
 
@@ -95,3 +97,9 @@ def test_one_message_a_step_and_no_waiting_while_busy() -> None:
     assert [type(report) for report in port.messages[2]] == [Ended, Ended]
     assert port.timeouts[1:3] == [0.0, 0.0]
     assert port.timeouts[4] > 0.0
+
+
+def test_an_engine_that_comes_to_rest_says_so_at_once() -> None:
+    port = Script([Submit("a", "counter", "count", pack(Count(2)))], [], [], [Stop()])
+    drive(CountingLoop(), port)
+    assert [stats["running"] for stats in port.stats] == [1.0, 0.0]
