@@ -52,7 +52,7 @@ class Residency:
             prefix = self._match(row)
             idle = sum(map(self.pool.is_idle, prefix))
             spare = 0 if alone else int(self.pool.capacity * MARGIN)
-            if self.pool.available - idle < self._blocks_for(self.stage.units(row)) - len(prefix) + spare:
+            if not self.pool.has_room(idle + self._blocks_for(self.stage.units(row)) - len(prefix) + spare):
                 return False
             for block in prefix:
                 self.pool.hold(block)
@@ -111,7 +111,9 @@ class Residency:
             return
         size = self.pool.spec.units
         while (row.published + 1) * size <= min(row.done, len(row.tokens)):
-            self.index.publish(row.digest(row.published, size), row.blocks[row.published])
+            block = row.blocks[row.published]
+            if not self.pool.is_tainted(block):  # a launch that was still out may complete a failed row's block
+                self.index.publish(row.digest(row.published, size), block)
             row.published += 1
 
     def check(self) -> None:
@@ -120,6 +122,8 @@ class Residency:
             self.pool.check()
             if self.pool.held and self.rows == 0:
                 raise InternalError(f"{self.pool.held} blocks of {self.pool.spec.name} are held and no row runs")
+            if self.rows == 0 and self.pool.idle != len(self.index):
+                raise InternalError(f"{len(self.index)} blocks of {self.pool.spec.name} are indexed, not the idle ones")
 
     def _match(self, row: Row) -> list[int]:
         """Indexed blocks of the row's prefix; at least one unit is left to compute: a sample needs a forward pass."""

@@ -7,6 +7,7 @@ class serves kernels and index operations alike, wherever its superpages lie.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -23,12 +24,15 @@ ALIGNMENT = 512
 class Tenant(Protocol):
     """A cache class that holds superpages and may have to give some back."""
 
-    def reclaim(self, superpages: int) -> int:
-        """Release up to this many superpages that no row needs; return how many were released."""
+    run: int
+    """Superpages of each of its leases."""
+
+    def spare(self) -> Mapping[int, float]:
+        """Leases that no row needs, by first superpage: when their content was last used (monotonic seconds)."""
         ...
 
-    def last_used(self) -> float:
-        """When the least recently used reclaimable content was last used (monotonic seconds)."""
+    def give_up(self, lease: int) -> None:
+        """Forget a spare lease's content and release it."""
         ...
 
 
@@ -51,16 +55,19 @@ class Arena:
     def free(self) -> int:
         return sum(self._free)
 
+    def room(self, tenant: Tenant) -> int:
+        """Leases the tenant could get now, from what is free or what no row of another tenant needs."""
+        needed = self._needed([other for other in self._tenants if other is not tenant])
+        return sum(not any(needed[first : first + tenant.run]) for first in self._places(tenant.run))
+
     def lease(self, run: int = 1) -> int | None:
         """The first of `run` adjacent superpages, aligned to `run`; None when there is no such room.
 
-        Asks the tenants, the longest idle content first, to give back superpages when none are free.
+        When none are free, the tenants give up what lies where the content was idle for longest.
         """
-        found = self._find(run)
+        found = next((first for first in self._places(run) if all(self._free[first : first + run])), None)
         if found is None:
-            for tenant in sorted(self._tenants, key=lambda tenant: tenant.last_used()):
-                if tenant.reclaim(run) and (found := self._find(run)) is not None:
-                    break
+            found = self._vacate(run)
         if found is not None:
             for index in range(found, found + run):
                 self._free[index] = False
@@ -74,11 +81,35 @@ class Arena:
                 raise InternalError(f"superpage {index} was released twice")
             self._free[index] = True
 
-    def _find(self, run: int) -> int | None:
-        for first in range(0, self.total - run + 1, run):
-            if all(self._free[first : first + run]):
-                return first
-        return None
+    def _places(self, run: int) -> range:
+        return range(0, self.total - run + 1, run)
+
+    def _needed(self, tenants: list[Tenant]) -> list[bool]:
+        """Per superpage: whether it would still be taken if these tenants gave up all they can."""
+        needed = [not free for free in self._free]
+        for tenant in tenants:
+            for lease in tenant.spare():
+                needed[lease : lease + tenant.run] = [False] * tenant.run
+        return needed
+
+    def _vacate(self, run: int) -> int | None:
+        needed = self._needed(self._tenants)
+        used = [0.0] * self.total
+        owners: dict[int, tuple[Tenant, int]] = {}
+        for tenant in self._tenants:
+            for lease, when in tenant.spare().items():
+                for index in range(lease, lease + tenant.run):
+                    used[index] = when
+                    owners[index] = tenant, lease
+        places = [first for first in self._places(run) if not any(needed[first : first + run])]
+        if not places:
+            return None
+        best = min(places, key=lambda first: max(used[first : first + run]))
+        for index in range(best, best + run):
+            if not self._free[index]:
+                tenant, lease = owners[index]
+                tenant.give_up(lease)
+        return best
 
 
 def fit_stride(block_bytes: int, superpage: int) -> tuple[int, int]:

@@ -65,7 +65,10 @@ class BlockPool:
         self._free: list[int] = []
         self._refs: dict[int, int] = {}
         self._idle: OrderedDict[int, float] = OrderedDict()
-        self._leases: set[int] = set()
+        self._held: dict[int, int] = {}
+        """Per lease, by its first superpage: how many of its blocks rows refer to."""
+        self._used: dict[int, float] = {}
+        """Per lease: when content in it last became idle."""
         self._tainted: set[int] = set()
         self._view = view_blocks(arena, spec)
         arena.enroll(self)
@@ -77,10 +80,10 @@ class BlockPool:
         """Blocks this class could hold if it had the arena for itself."""
         return (self._arena.total // self.run) * self.per_lease
 
-    @property
-    def available(self) -> int:
-        """Blocks that could be handed out now without taking any from a row of this class."""
-        return len(self._free) + len(self._idle) + (self._arena.free // self.run) * self.per_lease
+    def has_room(self, count: int) -> bool:
+        """Whether so many blocks could be handed out now without taking any from a row."""
+        missing = count - len(self._free) - len(self._idle)
+        return missing <= 0 or missing <= self._arena.room(self) * self.per_lease
 
     @property
     def held(self) -> int:
@@ -97,21 +100,20 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` blocks with one reference each, or None (and nothing taken) when there is no room."""
+        if not self.has_room(count):
+            return None
         taken: list[int] = []
         while len(taken) < count:
             if self._free:
-                taken.append(self._free.pop())
+                block = self._free.pop()
             elif self._grow():
                 continue
-            elif self._idle:
+            else:
                 block, _ = self._idle.popitem(last=False)
                 self._forget(block)
-                taken.append(block)
-            else:
-                self._free.extend(reversed(taken))
-                return None
-        for block in taken:
-            self._refs[block] = 1
+            # at once: growing asks every class to give up leases without rows, this one too
+            self._refer(block)
+            taken.append(block)
         return taken
 
     def hold(self, block: int) -> None:
@@ -121,7 +123,7 @@ class BlockPool:
             return
         if self._idle.pop(block, None) is None:
             raise InternalError(f"block {block} of {self.spec.name} is neither held nor idle")
-        self._refs[block] = 1
+        self._refer(block)
 
     def release(self, block: int, *, keep: bool) -> None:
         """One reference less. With `keep`, the last one leaves the block idle (its content is indexed)."""
@@ -132,11 +134,13 @@ class BlockPool:
             self._refs[block] = refs - 1
             return
         del self._refs[block]
+        lease = self._lease(block)
+        self._held[lease] -= 1
         if block in self._tainted:
             self._tainted.discard(block)
             self._view[block].zero_()
         if keep:
-            self._idle[block] = time.monotonic()
+            self._idle[block] = self._used[lease] = time.monotonic()
         else:
             self._free.append(block)
 
@@ -144,54 +148,52 @@ class BlockPool:
         """The block holds values that are not finite: wipe it before anyone else gets it."""
         self._tainted.add(block)
 
+    def is_tainted(self, block: int) -> bool:
+        return block in self._tainted
+
     # ---- Tenant ----
 
-    def reclaim(self, superpages: int) -> int:
-        given = 0
-        for lease in sorted(self._leases, key=self._lease_age):
-            if given >= superpages:
-                break
-            blocks = range(self._first(lease), self._first(lease) + self.per_lease)
-            if any(block in self._refs for block in blocks):
-                continue
-            for block in blocks:
-                if self._idle.pop(block, None) is not None:
-                    self._forget(block)
-            members = set(blocks)
-            self._free = [block for block in self._free if block not in members]
-            self._leases.discard(lease)
-            self._arena.release(lease, self.run)
-            given += self.run
-        return given
+    def spare(self) -> dict[int, float]:
+        return {lease: self._used[lease] for lease, held in self._held.items() if not held}
 
-    def last_used(self) -> float:
-        return next(iter(self._idle.values()), 0.0)
+    def give_up(self, lease: int) -> None:
+        blocks = self._blocks(lease)
+        for block in blocks:
+            if self._idle.pop(block, None) is not None:
+                self._forget(block)
+        self._free = [block for block in self._free if block not in blocks]
+        del self._held[lease], self._used[lease]
+        self._arena.release(lease, self.run)
 
     def check(self) -> None:
         """Raise `InternalError` unless every leased block is exactly one of free, held and idle."""
-        leased = {self._first(lease) + offset for lease in self._leases for offset in range(self.per_lease)}
+        leased = {block for lease in self._held for block in self._blocks(lease)}
         states = [*self._free, *self._refs, *self._idle]
         if len(states) != len(set(states)) or set(states) != leased:
             raise InternalError(f"cache {self.spec.name} leaks: {len(states)} accounted for, {len(leased)} leased")
 
     def _grow(self) -> bool:
         """Lease a superpage. Content that is idle here is only given up when the arena has nothing else."""
-        if not self._arena.free and self._idle:
+        if self._idle and not self._arena.free:
             return False
         lease = self._arena.lease(self.run)
         if lease is None:
             return False
-        self._leases.add(lease)
-        first = self._first(lease)
-        self._free.extend(range(first + self.per_lease - 1, first - 1, -1))
+        self._held[lease] = 0
+        self._used[lease] = 0.0
+        self._free.extend(reversed(self._blocks(lease)))
         return True
 
-    def _first(self, lease: int) -> int:
-        return (lease // self.run) * self.per_lease
+    def _refer(self, block: int) -> None:
+        self._refs[block] = 1
+        self._held[self._lease(block)] += 1
 
-    def _lease_age(self, lease: int) -> float:
-        first = self._first(lease)
-        return max((self._idle.get(block, 0.0) for block in range(first, first + self.per_lease)), default=0.0)
+    def _lease(self, block: int) -> int:
+        return (block // self.per_lease) * self.run
+
+    def _blocks(self, lease: int) -> range:
+        first = (lease // self.run) * self.per_lease
+        return range(first, first + self.per_lease)
 
     def _forget(self, block: int) -> None:
         if self._evicted is not None:
