@@ -132,26 +132,26 @@ def _draw(logits: Tensor, batch: SampleBatch) -> Tensor:
     vocabulary = logits.shape[1]
     temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
     greedy = temperatures == 0.0
-    scaled = logits / torch.where(greedy, 1.0, temperatures)[:, None]
+    # from the maximum down, so that no temperature is too small
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.where(greedy, 1.0, temperatures)[:, None]
     seeds = torch.tensor(batch.seeds, dtype=torch.int64, device=device)
     positions = torch.tensor(batch.positions, dtype=torch.int64, device=device)
     uniform = draw_uniform(seeds, positions)[:, None]
     probabilities = scaled.softmax(dim=-1)
-    order: Tensor | None = None
     if any(0 < sampling.top_k < vocabulary or sampling.top_p < 1.0 or sampling.min_p > 0.0 for sampling in samplings):
-        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         top_k = torch.tensor([sampling.top_k or vocabulary for sampling in samplings], device=device)[:, None]
         top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
         min_p = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]
         ranks = torch.arange(vocabulary, device=device)[None]
-        before = probabilities.cumsum(dim=-1) - probabilities
-        keep = (ranks < top_k) & ((before < top_p) | (ranks == 0)) & (probabilities >= min_p * probabilities[:, :1])
-        probabilities = probabilities.where(keep, 0.0)
+        before = ordered.cumsum(dim=-1) - ordered
+        keep = (ranks < top_k) & ((before < top_p) | (top_p >= 1.0) | (ranks == 0))
+        keep &= ordered >= min_p * ordered[:, :1]
+        # back in the vocabulary's order: a row without truncation draws the same whether a neighbour has one or not
+        probabilities = torch.zeros_like(ordered).scatter_(1, order, ordered.where(keep, 0.0))
     cumulative = probabilities.cumsum(dim=-1)
     drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).clamp_(max=vocabulary - 1)
     # rounding can land on a token of no probability behind the last one that has some
     last = (probabilities > 0).to(torch.int8).cumsum(dim=-1, dtype=torch.int32).argmax(dim=-1, keepdim=True)
     drawn = torch.minimum(drawn, last)
-    if order is not None:
-        drawn = order.gather(1, drawn)
     return torch.where(greedy, logits.argmax(dim=-1), drawn[:, 0])
