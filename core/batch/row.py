@@ -92,6 +92,13 @@ class Row:
         """Smaller runs first: the job's priority, then the order of arrival."""
         return (-self.job.priority, self.number)
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Wake whoever waits for this row."""
+        if error is None:
+            self.ended.set()
+        else:
+            self.ended.fail(error)
+
     def __await__(self) -> Generator[Signal, None, Any]:
         yield from self.ended.__await__()
         return self

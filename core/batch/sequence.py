@@ -43,13 +43,21 @@ class TokenRow(Row):
         self.pending = 0
         self.reason: str | None = None
         self.started = Signal()
-        """Set once the first token is known: the prompt's KV is computed, and other branches can share it."""
+        """Set once the first token is known: the prompt's KV is computed, and other branches can share it.
+        Also set, or failed, when the row ends before that."""
         self.logprobs: list[float] = []
         self.preempted = 0
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0
         self.digests: list[bytes] = []
+
+    def end(self, error: BaseException | None = None) -> None:
+        super().end(error)
+        if error is None:
+            self.started.set()
+        else:
+            self.started.fail(error)
 
     @property
     def length(self) -> int:

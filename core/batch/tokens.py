@@ -213,7 +213,7 @@ class TokenStage(Stage):
         for place, grant in enumerate(finals):
             row = _token_row(grant.row)
             row.pending -= 1
-            if row.reason is None and not row.job.over:
+            if row.reason is None and not row.ended.done and not row.job.over:
                 self._take(row, place, results, outcomes)
         return outcomes
 

@@ -6,6 +6,7 @@ waits for is set. Rows report tokens by themselves, so a strand wakes when a row
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from polymux.core.batch.stage import Stage
 
 R = TypeVar("R", bound=Row)
+
+log = logging.getLogger("polymux.engine")
 
 
 class Strand:
@@ -44,15 +47,25 @@ class Strand:
             signal = self._coroutine.send(None)
         except StopIteration as stop:
             self.finished.set(stop.value)
-        except BaseException as error:
+        except Exception as error:
             self.finished.fail(error)
         else:
-            signal.waiters.append(self)
+            if isinstance(signal, Signal):
+                signal.waiters.append(self)
+            else:
+                self._close()
+                self.finished.fail(TypeError("a program awaits rows and signals of its job, nothing of asyncio"))
 
     def close(self) -> None:
         if not self.finished.done:
-            self._coroutine.close()
+            self._close()
             self.finished.set()
+
+    def _close(self) -> None:
+        try:
+            self._coroutine.close()
+        except Exception:  # a clean-up that fails, or awaits, is the job's own trouble
+            log.exception("job %s did not clean up", self.job.id)
 
 
 class JobHost:
@@ -98,7 +111,7 @@ class Job:
         stage = self.rows.pop(row, None)
         if stage is not None:
             self.host.withdraw(stage, row)
-            row.ended.set()
+            row.end()
 
     def drop(self, holding: Holding) -> None:
         """Give up what a row left behind, before the job ends; rows that read it keep it until they end."""
@@ -120,7 +133,8 @@ class Job:
     async def receive(self) -> msgspec.Raw:
         """The next message posted to this job, in order."""
         while not self._inbox:
-            self._posted = Signal()
+            if self._posted.done:
+                self._posted = Signal()
             await self._posted
         return self._inbox.popleft()
 
@@ -141,10 +155,7 @@ class Job:
         self.rows.pop(row, None)
         if row.admitted_at is not None:
             self.receipt.queued_ms = max(self.receipt.queued_ms, (row.admitted_at - row.queued_at) * 1e3)
-        if error is None:
-            row.ended.set()
-        else:
-            row.ended.fail(error)
+        row.end(error)
 
     def finish(self) -> None:
         """Stop every strand and give up every row. Idempotent."""

@@ -22,7 +22,7 @@ from polymux.core.batch.scheduler import Scheduler
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.engine.job import Job, JobHost, Strand
 from polymux.core.engine.site import Site
-from polymux.core.engine.wire import unpack
+from polymux.core.engine.wire import discard, unpack
 from polymux.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, PolymuxError
 from polymux.core.pipeline import Program
 from polymux.core.vocabulary import Cancel, Command, Ended, Failed, Post, Report, Submit, Tokens
@@ -69,6 +69,8 @@ class Loop:
                 job = self.jobs.get(command.job)
                 if job is not None:
                     job.post(command.body)
+                else:
+                    discard(command.body)
 
     def take_reports(self) -> list[Report]:
         reports, self.host.reports = self.host.reports, []
@@ -85,10 +87,15 @@ class Loop:
             self._report_failure(submit.job, InternalError(f"malformed work for {submit.model}: {error}"))
             return
         job = Job(self.host, submit.job, submit.task, priority=submit.priority, deadline=submit.deadline)
+        try:
+            root = Strand(job, program.run(job, work))
+        except Exception as error:
+            log.error("job %s could not start", job.id, exc_info=error)
+            self._report_failure(job.id, _user_error(error))
+            return
         self.jobs[job.id] = job
         if job.expires is not None:
             heapq.heappush(self._deadlines, (job.expires, job.id))
-        root = Strand(job, program.run(job, work))
         job.strands.append(root)
         self._roots[root] = job
         root.wake()
@@ -156,10 +163,13 @@ class Loop:
             for half in plan.halve():
                 self._launch(lane, half)
             return
-        row = plan.grants[0].row
-        log.warning("%s: one row failed alone", lane.stage.name, exc_info=error)
-        self._fail_row(lane, row, _user_error(error))
-        lane.settle(row)
+        self._fail_plan(lane, plan, error)
+
+    def _fail_plan(self, lane: Lane, plan: Plan, error: Exception) -> None:
+        log.warning("%s: %d row(s) failed", lane.stage.name, len(plan.grants), exc_info=error)
+        for grant in plan.grants:
+            self._fail_row(lane, grant.row, _user_error(error))
+            lane.settle(grant.row)
 
     def _collect(self, lane: Lane, ticket: Ticket) -> None:
         lane.inflight -= 1
@@ -168,7 +178,10 @@ class Loop:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            self._halve(lane, ticket.plan, error)
+            if any(grant.row.inflight > 1 for grant in ticket.plan.grants):
+                self._fail_plan(lane, ticket.plan, error)  # a later launch already builds on this one
+            else:
+                self._halve(lane, ticket.plan, error)
             return
         now = time.monotonic()
         if ticket.work is None:
