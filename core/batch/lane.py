@@ -53,6 +53,12 @@ class Lane:
         elif row.state is RowState.RETIRING:
             row.again = False
 
+    def preempt(self, row: Row) -> None:
+        """Take back what a running row holds; it computes that again once there is room."""
+        row.again = True
+        self._retire(row)
+        self.preemptions += 1
+
     def settle(self, row: Row) -> None:
         """A launch that named the row is collected."""
         row.inflight -= 1
@@ -73,7 +79,8 @@ class Lane:
         budget = self._budget(slice_ms)
         grants: list[Grant] = []
         skipped = self._run(budget, grants)
-        if not self.retiring and not (skipped and not grants):
+        # room that preempted rows make belongs to the rows that needed it
+        if not any(row.again for row in self.retiring) and not (skipped and not grants):
             self._admit(budget - sum(grant.count for grant in grants), grants)
         if not grants:
             return None
@@ -103,7 +110,7 @@ class Lane:
                 break
             if row.state is not RowState.RUNNING:
                 continue
-            units = min(self.stage.want(row), budget)
+            units = self._fit(row, budget)
             if units <= 0:
                 continue
             if grants and not self.stage.compatible(grants[0].row, row):
@@ -126,22 +133,24 @@ class Lane:
             if row.admitted_at is None:
                 row.admitted_at = time.monotonic()
             bisect.insort(self.running, row, key=_rank)
-            units = min(self.stage.want(row), budget)
-            if units > 0 and self.residency.grow(row, row.scheduled + units):
+            units = self._fit(row, budget)
+            if units > 0 and self.residency.grow(row, self.stage.reach(row, units)):
                 grants.append(self.stage.grant(row, units))
                 budget -= units
 
     def _make_room(self, row: Row, units: int) -> bool:
-        while not self.residency.grow(row, row.scheduled + units):
+        while not self.residency.grow(row, self.stage.reach(row, units)):
             if self.retiring or len(self.running) == 1:
                 return False  # room is on its way, or only other lanes can give it
             victim = self.running[-1]
-            victim.again = True
-            self._retire(victim)
-            self.preemptions += 1
+            self.preempt(victim)
             if victim is row:
                 return False
         return True
+
+    def _fit(self, row: Row, budget: int) -> int:
+        wanted = self.stage.want(row)
+        return wanted if self.stage.indivisible else min(wanted, budget)
 
     def _retire(self, row: Row) -> None:
         self.running.remove(row)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.plan import Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, view_blocks
@@ -56,6 +56,8 @@ class OneShotRow(Row):
 class OneShotStage(Stage):
     """Runs items of one model. `to_host` brings tensor results to the host before the rows end."""
 
+    indivisible = True
+
     def __init__(
         self,
         name: str,
@@ -85,9 +87,8 @@ class OneShotStage(Stage):
     def units(self, row: Row) -> int:
         return self.cache.units if self.cache is not None else 0
 
-    def grant(self, row: Row, units: int) -> Grant:
-        row = _item_row(row)
-        return super().grant(row, row.size)  # an item is never cut: one above the budget runs with what is left of it
+    def reach(self, row: Row, units: int) -> int:
+        return self.units(row)
 
     def compatible(self, first: Row, row: Row) -> bool:
         return self.model.compatible(_item_row(first).item, _item_row(row).item)

@@ -63,6 +63,8 @@ class Stage(ABC):
     """Units one launch may run."""
     least_units = 1
     """Units a launch runs even when it is cut to a slice of time."""
+    indivisible = False
+    """What a row wants runs whole: one above the budget runs with what is left of it."""
 
     @abstractmethod
     def want(self, row: Row) -> int:
@@ -71,6 +73,10 @@ class Stage(ABC):
     def units(self, row: Row) -> int:
         """Units that the row's blocks must hold for its next launch."""
         return 0
+
+    def reach(self, row: Row, units: int) -> int:
+        """Units that the row's blocks must hold once so many more are granted."""
+        return row.scheduled + units
 
     def admitted(self, row: Row) -> None:
         """The row got its slot: bring its parameters to the device."""

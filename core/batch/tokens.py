@@ -88,7 +88,7 @@ class TokenStage(Stage):
             block=settings.block,
         )
         self._device = site.device
-        self._deterministic = settings.deterministic
+        self.indivisible = settings.deterministic
         self._attention: AttentionBackend = site.attention(shape.dtype, shape.head_dim)
         self._view = view_blocks(site.arena, self.cache)
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
@@ -107,7 +107,7 @@ class TokenStage(Stage):
         missing = row.length - row.scheduled
         if missing <= 0 or (row.exhausted and row.scheduled >= len(row.tokens)):
             return 0
-        if self._deterministic and missing > 1:
+        if self.indivisible and missing > 1:  # the same chunks of a prompt, whatever else runs
             return min(missing, self.max_units - row.scheduled % self.max_units)
         return missing
 

@@ -20,8 +20,8 @@ from polymux.core.errors import PolymuxError
 from polymux.core.vocabulary import Output, Receipt, Report
 
 if TYPE_CHECKING:
-    from polymux.core.cache.holding import Holding
     from polymux.core.batch.stage import Stage
+    from polymux.core.cache.holding import Holding
 
 R = TypeVar("R", bound=Row)
 
@@ -47,7 +47,9 @@ class Strand:
             signal = self._coroutine.send(None)
         except StopIteration as stop:
             self.finished.set(stop.value)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.finished.fail(error)
         else:
             if isinstance(signal, Signal):

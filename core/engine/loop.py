@@ -17,7 +17,7 @@ import torch
 
 from polymux.core.batch.lane import Lane
 from polymux.core.batch.plan import Plan
-from polymux.core.batch.row import Row
+from polymux.core.batch.row import Row, RowState
 from polymux.core.batch.scheduler import Scheduler
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.engine.job import Job, JobHost, Strand
@@ -256,13 +256,25 @@ class Loop:
         return any(lane.waiting or lane.running for lane in self.scheduler.lanes.values())
 
     def _unblock(self) -> None:
-        """Nothing runs, nothing is in flight, and still rows want to run: the first can never get what it needs."""
-        for lane in self.scheduler.lanes.values():
-            stuck = [row for row in lane.running if lane.stage.want(row)] or lane.waiting
-            if stuck:
-                error = Overloaded("the request needs more cache than this engine has; use a shorter context")
-                self._fail_row(lane, stuck[0], error)
-                return
+        """Nothing is in flight, and still rows want to run: the last one makes room for the first.
+
+        When nobody is left to make room, the first can never get what it needs.
+        """
+        lanes = self.scheduler.lanes.values()
+        running = [(row.rank, lane, row) for lane in lanes for row in lane.running]
+        stuck = [entry for entry in running if entry[1].stage.want(entry[2])]
+        stuck = stuck or [(row.rank, lane, row) for lane in lanes for row in lane.waiting]
+        if not stuck:
+            return
+        _, lane, row = min(stuck)
+        others = [entry for entry in running if entry[2] is not row]
+        if others and row.state is RowState.RUNNING:
+            _, other, victim = max(others)
+            other.preempt(victim)
+            lane.residency.grow(row, row.scheduled + 1)  # at once, or the victim could take it back
+            return
+        error = Overloaded("the request needs more cache than this engine has; use a shorter context")
+        self._fail_row(lane, row, error)
 
     # ---- insight ----
 
