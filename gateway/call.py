@@ -18,6 +18,9 @@ from polymux.gateway.errors import ClientLeft, wrap_unexpected
 if TYPE_CHECKING:
     from polymux.gateway.state import Gateway
 
+TURN = 0.005
+"""Seconds after which a call whose answers are all there already lets others have the event loop."""
+
 
 class Call:
     """Iterate over the answers inside `async with call.answers()`."""
@@ -72,6 +75,7 @@ class Call:
     async def _measure(self, answers: AsyncIterator[msgspec.Struct]) -> AsyncIterator[msgspec.Struct]:
         meters = self.meters
         last = 0.0
+        turn = self._begin
         async for answer in answers:
             now = time.perf_counter()
             if last:
@@ -85,6 +89,9 @@ class Call:
                 self.done = answer
                 meters.record_usage(answer.usage)
                 meters.whole.observe(now - self._begin)
+            if now - turn > TURN:
+                await asyncio.sleep(0)
+                turn = time.perf_counter()
             yield answer
 
 

@@ -37,7 +37,7 @@ async def complete_chat(request: Request) -> ASGIApp:
     call = open_call(request, body.model, "chat", ask, weight=ask.n)
     if body.stream:
         return StreamResponse(call, ChatStream(call.model, ask.n, body.wants_usage))
-    return WholeResponse(call, WholeChat(call.model, ask.n))
+    return WholeResponse(call, WholeChat(call.model, ask.n, ask.logprobs is not None))
 
 
 ENDPOINT = Endpoint(
@@ -55,18 +55,17 @@ ENDPOINT = Endpoint(
 class WholeChat:
     """Collects n choices."""
 
-    def __init__(self, model: str, n: int) -> None:
+    def __init__(self, model: str, n: int, wants_logprobs: bool) -> None:
         self.model = model
         self.texts: list[list[str]] = [[] for _ in range(n)]
-        self.logprobs: list[list[TokenLogprob] | None] = [None] * n
+        self.logprobs: list[list[ContentLogprob]] = [[] for _ in range(n)]
+        self.wants_logprobs = wants_logprobs
         self.reasons: list[str] = ["stop"] * n
 
     def add(self, answer: msgspec.Struct) -> None:
         if isinstance(answer, TextDelta):
             self.texts[answer.index].append(answer.text)
-            if answer.logprobs is not None:
-                known = self.logprobs[answer.index] or []
-                self.logprobs[answer.index] = [*known, *answer.logprobs]
+            self.logprobs[answer.index] += map(shape_token, answer.logprobs or ())
         elif isinstance(answer, ChoiceEnded):
             self.reasons[answer.index] = answer.reason
 
@@ -75,7 +74,7 @@ class WholeChat:
             ChatChoice(
                 index=index,
                 message=AnswerMessage(content="".join(texts)),
-                logprobs=shape_logprobs(self.logprobs[index]),
+                logprobs=ChatLogprobs(content=self.logprobs[index]) if self.wants_logprobs else None,
                 finish_reason=self.reasons[index],
             )
             for index, texts in enumerate(self.texts)
@@ -150,18 +149,9 @@ class ChatStream(EventFrames):
 
 def shape_logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
     """Chat's own shape: one entry per token, its alternatives inside."""
-    if tokens is None:
-        return None
-    return ChatLogprobs(
-        content=[
-            ContentLogprob(
-                token=each.token,
-                logprob=each.logprob,
-                bytes=list(each.data),
-                top_logprobs=[
-                    TopLogprob(token=other.token, logprob=other.logprob, bytes=list(other.data)) for other in each.top
-                ],
-            )
-            for each in tokens
-        ]
-    )
+    return None if tokens is None else ChatLogprobs(content=[shape_token(each) for each in tokens])
+
+
+def shape_token(token: TokenLogprob) -> ContentLogprob:
+    others = [TopLogprob(token=each.token, logprob=each.logprob, bytes=list(each.data)) for each in token.top]
+    return ContentLogprob(token=token.token, logprob=token.logprob, bytes=list(token.data), top_logprobs=others)

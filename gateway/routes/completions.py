@@ -55,21 +55,21 @@ class WholeCompletion:
     def __init__(self, model: str, choices: int, logprobs: int | None) -> None:
         self.model = model
         self.texts: list[list[str]] = [[] for _ in range(choices)]
-        self.tokens: list[list[TokenLogprob]] = [[] for _ in range(choices)]
         self.reasons: list[str] = ["stop"] * choices
-        self.logprobs = logprobs
+        self.logprobs = [LogprobLists(logprobs) for _ in range(choices)] if logprobs is not None else None
 
     def add(self, answer: msgspec.Struct) -> None:
         if isinstance(answer, TextDelta):
             self.texts[answer.index].append(answer.text)
-            self.tokens[answer.index] += answer.logprobs or ()
+            if self.logprobs is not None:
+                self.logprobs[answer.index].extend(answer.logprobs or ())
         elif isinstance(answer, ChoiceEnded):
             self.reasons[answer.index] = answer.reason
 
     def finish(self, done: Done) -> bytes:
         choices = []
         for index, texts in enumerate(self.texts):
-            logprobs = None if self.logprobs is None else Offsets().shape_logprobs(self.tokens[index], self.logprobs)
+            logprobs = None if self.logprobs is None else self.logprobs[index].take()
             reason = self.reasons[index]
             choices.append(CompletionChoice(index=index, text="".join(texts), logprobs=logprobs, finish_reason=reason))
         return encode_model(
@@ -89,11 +89,10 @@ class CompletionStream(EventFrames):
 
     def __init__(self, model: str, choices: int, logprobs: int | None, wants_usage: bool) -> None:
         self.model = model
-        self.logprobs = logprobs
+        self.logprobs = [LogprobLists(logprobs) for _ in range(choices)] if logprobs is not None else None
         self.wants_usage = wants_usage
         self.id = f"cmpl-{draw_id()}"
         self.created = int(time.time())
-        self.offsets = [Offsets() for _ in range(choices if logprobs is not None else 0)]
         self.held: Completion | None = None
 
     def write(self, answer: msgspec.Struct) -> bytes:
@@ -103,7 +102,9 @@ class CompletionStream(EventFrames):
         if isinstance(answer, TextDelta) and (answer.text or answer.logprobs):
             logprobs = None
             if self.logprobs is not None:
-                logprobs = self.offsets[answer.index].shape_logprobs(answer.logprobs or (), self.logprobs)
+                lists = self.logprobs[answer.index]
+                lists.extend(answer.logprobs or ())
+                logprobs = lists.take()
             frames += frame_model(self._chunk(answer.index, answer.text, logprobs))
         elif isinstance(answer, ChoiceEnded):
             self.held = self._chunk(answer.index, "", reason=answer.reason)
@@ -131,28 +132,35 @@ class CompletionStream(EventFrames):
         return Completion(id=self.id, created=self.created, model=self.model, choices=[choice])
 
 
-class Offsets:
-    """Where each token of one choice begins in its text, counted in characters that are complete."""
+class LogprobLists:
+    """This endpoint's own shape of one choice's logprobs, filled token by token.
 
-    def __init__(self) -> None:
+    `text_offset` is where a token begins in the choice's text, counted in characters that are complete.
+    """
+
+    def __init__(self, top: int) -> None:
+        self.top = top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
+        self._lists = CompletionLogprobs()
 
-    def shape_logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> CompletionLogprobs:
-        """This endpoint's own shape. The chosen token is among its alternatives always, as the protocol says."""
-        starts = []
+    def extend(self, tokens: Sequence[TokenLogprob]) -> None:
+        lists = self._lists
         for each in tokens:
-            starts.append(self._length)
+            lists.tokens.append(name_token(each))
+            lists.token_logprobs.append(finite(each.logprob))
+            lists.top_logprobs.append(_alternatives(each, self.top))
+            lists.text_offset.append(self._length)
             self._length += len(self._decoder.decode(each.data)) if each.data else len(each.token)
-        return CompletionLogprobs(
-            tokens=[name_token(each) for each in tokens],
-            token_logprobs=[finite(each.logprob) for each in tokens],
-            top_logprobs=[_alternatives(each, top) for each in tokens],
-            text_offset=starts,
-        )
+
+    def take(self) -> CompletionLogprobs:
+        """What came since the last time."""
+        lists, self._lists = self._lists, CompletionLogprobs()
+        return lists
 
 
 def _alternatives(token: TokenLogprob, top: int) -> dict[str, float] | None:
+    """The chosen token is among them always, as the protocol says."""
     if not math.isfinite(token.logprob):
         return None
     named = {name_token(other): other.logprob for other in token.top[:top]}

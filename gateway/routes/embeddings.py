@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from polymux.core.tasks import Done, Vector
-from polymux.gateway.answering import WholeResponse, encode_model
+from polymux.gateway.answering import WholeResponse
 from polymux.gateway.bodies import read_request
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
-from polymux.gateway.schemas.embeddings import Embedding, EmbeddingList, EmbeddingRequest
+from polymux.gateway.schemas.embeddings import EmbeddingList, EmbeddingRequest
 from polymux.gateway.schemas.usage import InputUsage, ReceiptBody
 from polymux.gateway.state import gateway_of
 
@@ -38,32 +38,37 @@ ENDPOINT = Endpoint(
 
 
 class WholeEmbeddings:
-    """Collects the vectors, whatever order they come in."""
+    """Collects the vectors, whatever order they come in.
+
+    Each is encoded as it arrives: encoding a few thousand of them at the end would hold up everybody else.
+    """
 
     def __init__(self, model: str, inputs: int, encoding: str) -> None:
         self.model = model
-        self.vectors = [b""] * inputs
-        self.encode = {"float": list_floats, "base64": encode_base64}[encoding]
+        self.items = [msgspec.Raw()] * inputs
+        self.shape = {"float": list_floats, "base64": encode_base64}[encoding]
 
     def add(self, answer: msgspec.Struct) -> None:
         if isinstance(answer, Vector):
-            self.vectors[answer.index] = answer.data
+            item = {"object": "embedding", "index": answer.index, "embedding": self.shape(answer.data)}
+            self.items[answer.index] = msgspec.Raw(msgspec.json.encode(item))
 
     def finish(self, done: Done) -> bytes:
+        """The shape of `EmbeddingList`."""
         tokens = done.usage.input_tokens
-        return encode_model(
-            EmbeddingList(
-                model=self.model,
-                data=[
-                    Embedding(index=index, embedding=self.encode(vector)) for index, vector in enumerate(self.vectors)
-                ],
-                usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
-                receipt=ReceiptBody.of(done.receipt),
-            )
+        return msgspec.json.encode(
+            {
+                "object": "list",
+                "model": self.model,
+                "data": self.items,
+                "usage": InputUsage(prompt_tokens=tokens, total_tokens=tokens).model_dump(),
+                "receipt": ReceiptBody.of(done.receipt).model_dump(),
+            }
         )
 
 
 def list_floats(vector: bytes) -> list[float]:
+    """A value that is not finite becomes null when encoded."""
     return list(struct.unpack(f"<{len(vector) // 4}f", vector))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, PlainValidator
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Complete
-from polymux.gateway.schemas.base import MAX_INT, WireAnswer, choose, maybe, only
+from polymux.gateway.schemas.base import MAX_INT, TokenId, WireAnswer, choose, maybe, only
 from polymux.gateway.schemas.chat import check_stream_options
 from polymux.gateway.schemas.sampling import NonEmpty, SamplingFields
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
@@ -18,13 +18,18 @@ MAX_CHOICES = 2048
 """Prompts times n of one request."""
 
 
-def _check_range(ids: list[int]) -> list[int]:
-    if min(ids) < 0 or max(ids) > MAX_INT:
-        raise ValueError(f"token ids lie between 0 and {MAX_INT}")
-    return ids
+def _check_token_ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a list of token ids, and not empty")
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_INT:
+        raise ValueError(f"token ids are integers between 0 and {MAX_INT}")
+    return value
 
 
-TokenIds = Annotated[list[int], Field(min_length=1, max_length=2**20, fail_fast=True), AfterValidator(_check_range)]
+TokenIds = Annotated[
+    list[int],
+    PlainValidator(_check_token_ids, json_schema_input_type=Annotated[list[TokenId], Field(min_length=1)]),
+]
 """Checked as a whole: a million single checks would hold the event loop for a fifth of a second."""
 
 
@@ -85,10 +90,10 @@ class CompletionRequest(SamplingFields):
 class CompletionLogprobs(WireAnswer):
     """Four lists of equal length. The first token of an echoed prompt has no logprob."""
 
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    tokens: list[str] = Field(default_factory=list)
+    token_logprobs: list[float | None] = Field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = Field(default_factory=list)
+    text_offset: list[int] = Field(default_factory=list)
 
 
 class CompletionChoice(WireAnswer):

@@ -12,6 +12,7 @@ import pytest
 from polymux.core.tasks import Done, Embed, Vector
 from polymux.core.testing.service import FakeService
 from polymux.core.vocabulary import Receipt, Usage
+from polymux.gateway.schemas.embeddings import EmbeddingList
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +26,7 @@ async def test_inputs_of_every_shape(client: httpx.AsyncClient, service: FakeSer
     """infinity 349, TEI 288: token arrays were refused."""
     answer = await client.post(PATH, json={"model": "stub", "input": value, "truncate": True, "dimensions": 3})
     assert service.opened[0].ask == Embed(inputs=inputs, dimensions=3, truncate=True)
+    EmbeddingList.model_validate_json(answer.content)
     data = answer.json()["data"]
     assert [item["index"] for item in data] == list(range(len(inputs)))
     assert all(len(item["embedding"]) == 3 for item in data)

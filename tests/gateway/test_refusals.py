@@ -135,7 +135,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("text", {"prompt": [[]]}, "prompt[0]"),
     ("text", {"prompt": ["a", ""]}, "prompt[1]"),
     ("text", {"prompt": ["a", 1]}, "prompt[1]"),
-    ("text", {"prompt": [1, "a"]}, "prompt[1]"),
+    ("text", {"prompt": [1, "a"]}, "prompt"),
     ("text", {"prompt": [-1]}, "prompt"),
     ("text", {"prompt": [2**40]}, "prompt"),
     ("text", {"prompt": [True]}, "prompt"),
