@@ -104,6 +104,14 @@ class Vector(msgspec.Struct):
     data: bytes
 
 
+class Progress(msgspec.Struct):
+    """Denoising of picture (or clip) `index` has done `step` of `steps` steps."""
+
+    index: int
+    step: int
+    steps: int
+
+
 CHAT = Task("chat", Chat, (TextDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))

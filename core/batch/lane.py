@@ -124,8 +124,6 @@ class Lane:
     def _admit(self, budget: int, grants: list[Grant]) -> None:
         while self.waiting and budget > 0:
             row = self.waiting[0]
-            if grants and not self.stage.compatible(grants[0].row, row):
-                break
             if not self.residency.admit(row, alone=not self.running):
                 break
             self.waiting.pop(0)
@@ -133,6 +131,8 @@ class Lane:
             if row.admitted_at is None:
                 row.admitted_at = time.monotonic()
             bisect.insort(self.running, row, key=_rank)
+            if grants and not self.stage.compatible(grants[0].row, row):
+                continue  # its group's turn comes
             units = self._fit(row, budget)
             if units > 0 and self.residency.grow(row, self.stage.reach(row, units)):
                 grants.append(self.stage.grant(row, units))
