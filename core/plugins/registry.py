@@ -84,6 +84,7 @@ class Plugins:
             names = ", ".join(sorted(pipeline.name for pipeline in known)) or "none"
             raise ModelError(f"no pipeline is called {name!r}; there are: {names}. `polymux plugins` lists them")
         for plugin, pipelines in list(self._answers["pipelines"]):
+            pipeline: Pipeline
             for pipeline in pipelines:
                 try:
                     if plugin.status == "enabled" and pipeline.accepts(files):
