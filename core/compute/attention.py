@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class PagedBatch:
     write_offsets: Tensor
     """(T,) int64: the place in that block."""
 
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What a backend works out once a launch and uses in every layer."""
     slabs: list[int] = field(default_factory=list)
     """R: the slab each row's cross-attention reads; empty for decoders without one."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
 from polymux.core.compute.reference import KEYWORD, prepare_reference
@@ -33,17 +31,6 @@ class TransformersDecoder(TokenModel):
             **{KEYWORD: batch.context},
         )
         return output.logits[0]
-
-
-def load_decoder(folder: Path, device: torch.device, dtype: torch.dtype) -> TransformersDecoder:
-    """A decoder from a model folder. Raises `ModelError` when its architecture cannot be served."""
-    config = AutoConfig.from_pretrained(folder)
-    read_shape(config, dtype)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"cannot load a language model from {folder}: {error}") from error
-    return TransformersDecoder(model.to(device))
 
 
 def read_shape(config: Any, dtype: torch.dtype) -> TokenShape:

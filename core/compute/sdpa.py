@@ -6,14 +6,39 @@ Rows that bring one token are computed together, padded to the longest under a m
 from __future__ import annotations
 
 import itertools
-
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedBatch
+
+
+@dataclass
+class _Singles:
+    """Rows of a launch that bring one token each."""
+
+    places: Tensor
+    """(R,): where their tokens stand in the packed batch."""
+    blocks: Tensor
+    """(R * columns,): the blocks of all rows, padded to the longest."""
+    mask: Tensor
+    """(R, 1, 1, columns * block) bool: the tokens each row may see."""
+
+    @classmethod
+    def of(cls, rows: list[int], batch: PagedBatch, size: int, window: int | None, device: torch.device) -> _Singles:
+        lengths = torch.tensor([batch.lengths[row] for row in rows], device=device)[:, None]
+        columns = -(-max(batch.lengths[row] for row in rows) // size)
+        seen = torch.arange(columns * size, device=device)[None]
+        mask = seen < lengths
+        if window is not None:
+            mask = mask & (seen >= lengths - window)
+        return cls(
+            places=torch.tensor([batch.starts[row] for row in rows], device=device),
+            blocks=batch.tables[torch.tensor(rows, device=device), :columns].reshape(-1),
+            mask=mask[:, None, None],
+        )
 
 
 class SdpaAttention(AttentionBackend):
@@ -34,19 +59,19 @@ class SdpaAttention(AttentionBackend):
         keys, values = cache[:, 0], cache[:, 1]
         keys[batch.write_blocks, batch.write_offsets] = key.to(cache.dtype)
         values[batch.write_blocks, batch.write_offsets] = value.to(cache.dtype)
+        singles = self._singles(batch, cache.shape[2], options.window, query.device)
+        if singles is not None and batch.decoding:
+            return self._attend_singles(query, keys, values, singles, options)
         out = torch.empty_like(query)
-        single: list[int] = []
         for row, length in enumerate(batch.lengths):
             start, end = batch.starts[row], batch.starts[row + 1]
-            if end - start == 1:
-                single.append(row)
-                continue
-            blocks = batch.tables[row, : -(-length // cache.shape[2])]
-            seen_keys = keys[blocks].flatten(0, 1)[:length].to(query.dtype)
-            seen_values = values[blocks].flatten(0, 1)[:length].to(query.dtype)
-            out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
-        if single:
-            self._attend_single(single, query, keys, values, batch, options, out)
+            if end - start > 1:
+                blocks = batch.tables[row, : -(-length // cache.shape[2])]
+                seen_keys = keys[blocks].flatten(0, 1)[:length].to(query.dtype)
+                seen_values = values[blocks].flatten(0, 1)[:length].to(query.dtype)
+                out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
+        if singles is not None:
+            out[singles.places] = self._attend_singles(query[singles.places], keys, values, singles, options)
         return out
 
     def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
@@ -58,44 +83,34 @@ class SdpaAttention(AttentionBackend):
             out[start:end] = self._attend_row(query[start:end], key, value, whole)
         return out
 
-    def _attend_single(
-        self,
-        rows: list[int],
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        batch: PagedBatch,
-        options: AttentionOptions,
-        out: Tensor,
-    ) -> None:
-        """Rows with one query each. A query's head group takes the place of the query length."""
-        heads, dim = query.shape[1:]
+    @staticmethod
+    def _singles(batch: PagedBatch, size: int, window: int | None, device: torch.device) -> _Singles | None:
+        """The rows that bring one token, worked out once a launch."""
+        memo_key = ("sdpa", window)
+        if memo_key not in batch.memo:
+            rows = [row for row in range(len(batch.lengths)) if batch.starts[row + 1] - batch.starts[row] == 1]
+            batch.memo[memo_key] = _Singles.of(rows, batch, size, window, device) if rows else None
+        return batch.memo[memo_key]
+
+    @staticmethod
+    def _attend_singles(
+        query: Tensor, keys: Tensor, values: Tensor, singles: _Singles, options: AttentionOptions
+    ) -> Tensor:
+        """One query per row, (R, heads, dim). A query's head group takes the place of the query length."""
+        rows, heads, dim = query.shape
         kv_heads = keys.shape[2]
-        size = keys.shape[1]
-        device = query.device
-        longest = max(batch.lengths[row] for row in rows)
-        columns = -(-longest // size)
-        everyone = len(rows) == len(batch.lengths)
-        where = torch.tensor([batch.starts[row] for row in rows], device=device)
-        tables = batch.tables[:, :columns] if everyone else batch.tables[torch.tensor(rows, device=device), :columns]
-        flat = tables.reshape(-1)
-        shape = (len(rows), columns * size, kv_heads, dim)
-        seen_keys = keys.index_select(0, flat).view(shape).transpose(1, 2).to(query.dtype)
-        seen_values = values.index_select(0, flat).view(shape).transpose(1, 2).to(query.dtype)
-        lengths = torch.tensor([batch.lengths[row] for row in rows], device=device)[:, None]
-        places = torch.arange(columns * size, device=device)[None]
-        mask = places < lengths
-        if options.window is not None:
-            mask = mask & (places >= lengths - options.window)
-        grouped = query[where].view(len(rows), kv_heads, heads // kv_heads, dim)
+        shape = (rows, -1, kv_heads, dim)
+        seen_keys = keys.index_select(0, singles.blocks).view(shape).transpose(1, 2).to(query.dtype)
+        seen_values = values.index_select(0, singles.blocks).view(shape).transpose(1, 2).to(query.dtype)
+        grouped = query.view(rows, kv_heads, heads // kv_heads, dim)
         if options.softcap is None and options.sinks is None:
             mixed = scaled_dot_product_attention(
-                grouped, seen_keys, seen_values, attn_mask=mask[:, None, None], scale=options.scale
+                grouped, seen_keys, seen_values, attn_mask=singles.mask, scale=options.scale
             )
         else:
             sinks = options.sinks.view(1, kv_heads, -1, 1) if options.sinks is not None else None
-            mixed = _attend_explicitly(grouped, seen_keys, seen_values, mask[:, None, None], options, sinks)
-        out[where] = mixed.reshape(len(rows), heads, dim)
+            mixed = _attend_explicitly(grouped, seen_keys, seen_values, singles.mask, options, sinks)
+        return mixed.reshape(rows, heads, dim)
 
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """One row: its last len(query) positions attend to all of key and value. (L, heads, dim)."""

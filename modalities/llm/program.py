@@ -12,7 +12,7 @@ from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.prefix import root_digest
-from polymux.core.compute.decoder import load_decoder
+from polymux.core.compute.load import load_decoder
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import ConfigError, ContextTooLong, InvalidRequest
@@ -100,7 +100,13 @@ class EmbeddingProgram(Program):
 
 
 def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    decoder = load_decoder(files.folder, site.device.torch, read_dtype(options))
+    decoder = load_decoder(
+        files.folder,
+        site.device.torch,
+        read_dtype(options),
+        tier=options.get("tier", "fast"),
+        quantization=options.get("quantization"),
+    )
     return GenerationProgram(TokenStage("decode", decoder, site), files.reference)
 
 

@@ -1,0 +1,49 @@
+"""Loading a decoder: weights from a folder, then the tier and the number format it is served in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from polymux.core.batch.tokens import TokenModel
+from polymux.core.compute.decoder import TransformersDecoder, read_shape
+from polymux.core.compute.fast import accelerate
+from polymux.core.compute.int8 import Int8Linear
+from polymux.core.errors import ConfigError, ModelError
+
+TIERS = ("fast", "reference")
+QUANTIZATIONS = {"int8": Int8Linear}
+
+
+def load_decoder(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tier: str = "fast",
+    quantization: str | None = None,
+    positions: int | None = None,
+) -> TokenModel:
+    """A decoder from a model folder, on the fast tier where its structure allows.
+
+    `quantization` replaces the linear layers ("int8": weights in 8 bits, on a CPU); it needs the fast tier.
+    Raises `ModelError` when the architecture cannot be served, `ConfigError` for a wrong option.
+    """
+    if tier not in TIERS:
+        raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization {quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}")
+    if quantization is not None and (tier != "fast" or device.type != "cpu"):
+        raise ConfigError(f"quantization {quantization!r} runs on the fast tier of a CPU only", param="quantization")
+    config = AutoConfig.from_pretrained(folder)
+    read_shape(config, dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"cannot load a language model from {folder}: {error}") from error
+    reference = TransformersDecoder(model.to(device))
+    if tier == "reference":
+        return reference
+    return accelerate(reference, QUANTIZATIONS[quantization] if quantization else None, positions)
