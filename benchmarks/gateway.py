@@ -6,6 +6,9 @@ Arrivals are open-loop (evenly spaced, whatever the answers do); latency counts 
 byte read.
 Rounds alternate between the two; the median round is reported.
 
+On a machine that others use too, measure the gateway and not the neighbours: `chrt -f 5 python benchmarks/gateway.py`
+runs all three processes before everybody else; the results say so.
+
     python benchmarks/gateway.py [--rate 200] [--seconds 5] [--rounds 5] [--record]
 """
 
@@ -228,10 +231,14 @@ def describe(metric: str, value: float, peer_value: float) -> dict[str, Any]:
         "unit": "ms",
         "peer": "bare Starlette echo",
         "peer_value": round(peer_value, 3),
-        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}{', scheduled first' if is_first() else ''}",
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),
     }
+
+
+def is_first() -> bool:
+    return os.sched_getscheduler(0) == os.SCHED_FIFO
 
 
 def main() -> int:
