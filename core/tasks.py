@@ -112,8 +112,45 @@ class Progress(msgspec.Struct):
     steps: int
 
 
+class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A recording to write down in its own language, or, for the task `translate`, in English."""
+
+    audio: bytes | str
+    """A file's bytes, or the path of one that stays until the last answer. What it is, its content says."""
+    language: str | None = None
+    """A code (en) or a name (english); None: detected."""
+    prompt: str = ""
+    """Text as if it came before: names, spelling, style."""
+    temperature: float = 0.0
+
+
+class Segment(msgspec.Struct):
+    """A stretch of speech, in seconds from the start of the recording; texts joined equal the joined `TextDelta`s."""
+
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    seek: int
+    """Where the window it was heard in begins, in hundredths of a second."""
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Heard(msgspec.Struct):
+    """The recording as a whole, before `Done`. `language` is its English name; `seconds` how long it lasts."""
+
+    language: str
+    seconds: float
+
+
 CHAT = Task("chat", Chat, (TextDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))
+TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
+TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED)
+BUILT_IN = (CHAT, COMPLETE, EMBED, TRANSCRIBE, TRANSLATE)

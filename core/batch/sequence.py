@@ -11,6 +11,7 @@ from polymux.core.cache.prefix import chain_digest
 from polymux.core.tasks import Sampling
 
 if TYPE_CHECKING:
+    from polymux.core.compute.rules import LogitRule
     from polymux.core.engine.job import Job
 
 
@@ -25,6 +26,10 @@ class TokenRequest:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
+    rules: tuple[LogitRule, ...] = ()
+    """Applied in this order before anything else; rows that carry the same objects are computed together."""
+    watched: tuple[int, ...] = ()
+    """Tokens whose logprobs at the first place are wanted, before any rule."""
     salt: bytes = b""
     """Root of the prefix digests: model, adapter, tenant."""
     publish: bool = True
@@ -46,6 +51,8 @@ class TokenRow(Row):
         """Set once the first token is known: the prompt's KV is computed, and other branches can share it.
         Also set, or failed, when the row ends before that."""
         self.logprobs: list[float] = []
+        self.watched: list[float] = []
+        """Logprobs of the request's watched tokens, once the first token is known."""
         self.preempted = 0
         self.cached = 0
         """Prompt tokens that the prefix index answered."""

@@ -19,6 +19,7 @@ from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, paged_kv, view_blocks
 from polymux.core.compute.attention import AttentionBackend, PagedBatch, PagedContext
 from polymux.core.compute.device import HostCopy
+from polymux.core.compute.rules import RuleStates
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError
@@ -94,6 +95,7 @@ class TokenStage(Stage):
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._last = torch.zeros(self.max_rows, dtype=torch.int64, device=site.device.torch)
         self._penalties: dict[int, Penalties] = {}
+        self._rules = RuleStates(self.max_rows, site.device.torch)
 
     @property
     def capacity(self) -> int:
@@ -120,6 +122,8 @@ class TokenStage(Stage):
             self._penalties[row.slot] = Penalties.of(
                 row.request.prompt, row.generated, self.model.shape.vocabulary, self._device.torch
             )
+
+        self._rules.admit(row.slot, row.request.rules, row.generated)
 
     def released(self, row: Row) -> None:
         self._penalties.pop(row.slot, None)
@@ -191,12 +195,19 @@ class TokenStage(Stage):
 
     def _sample_batch(self, finals: list[Grant]) -> SampleBatch:
         rows = [_token_row(grant.row) for grant in finals]
+        # a row watches where its first token is drawn
+        watched = [
+            row.request.watched if grant.start + grant.count == row.prompt_length else ()
+            for row, grant in zip(rows, finals)
+        ]
         return SampleBatch(
             samplings=[row.request.sampling for row in rows],
             seeds=[row.request.seed for row in rows],
             positions=[grant.start + grant.count for grant in finals],
             penalties=[self._penalties.get(row.slot) for row in rows],
             logprobs=max((row.request.logprobs for row in rows if row.request.logprobs is not None), default=None),
+            rules=self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows]),
+            watched=watched,
         )
 
     # ---- collect ----
@@ -225,6 +236,8 @@ class TokenStage(Stage):
             return
         request = row.request
         token = results["tokens"][place]
+        if request.watched and not row.watched:
+            row.watched = results["watched"][place][: len(request.watched)]
         row.tokens.append(token)
         row.started.set()
         if request.logprobs is not None:

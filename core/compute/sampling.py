@@ -1,17 +1,18 @@
 """Logit rules and sampling, vectorised over the rows of a launch, on the device and without waiting for it.
 
-Order: penalties, bias, [raw logprobs are taken before any of it], temperature, top-k, top-p, min-p, draw.
+Order: rules, [logprobs are taken here], penalties, bias, temperature, top-k, top-p, min-p, draw.
 The draw inverts the cumulative distribution at a uniform number that depends only on (seed, position): a row's token
 never depends on its neighbours, and non-finite logits cannot trip a device assertion.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from polymux.core.compute.rules import RuleUse
 from polymux.core.tasks import Sampling
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -64,6 +65,9 @@ class SampleBatch:
     penalties: list[Penalties | None]
     logprobs: int | None
     """The largest number of alternatives any row asks for; None when no row wants logprobs."""
+    rules: list[RuleUse] = field(default_factory=list)
+    watched: list[tuple[int, ...]] = field(default_factory=list)
+    """Per row, tokens whose logprobs are wanted before any rule; empty when no row watches one."""
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Samples:
     logprobs: Tensor | None = None
     top_logprobs: Tensor | None = None
     top_tokens: Tensor | None = None
+    watched: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         named = vars(self)
@@ -84,8 +89,11 @@ class Samples:
 def sample(logits: Tensor, batch: SampleBatch) -> Samples:
     """Draw one token per row from float32 logits (R, vocabulary)."""
     finite = torch.isfinite(logits).all(dim=-1)
+    watched = _watch(logits, batch.watched)
+    for use in batch.rules:
+        logits = use.apply(logits)
     raw = logits
-    logits = _apply_rules(logits, batch)
+    logits = _penalize(logits, batch)
     if all(sampling.temperature == 0.0 for sampling in batch.samplings):
         tokens = logits.argmax(dim=-1)
     else:
@@ -93,7 +101,9 @@ def sample(logits: Tensor, batch: SampleBatch) -> Samples:
     for row, penalties in enumerate(batch.penalties):
         if penalties is not None:
             penalties.counts.index_add_(0, tokens[row : row + 1], torch.ones_like(penalties.counts[:1]))
-    result = Samples(tokens, finite)
+    for use in batch.rules:
+        use.advance(tokens)
+    result = Samples(tokens, finite, watched=watched)
     if batch.logprobs is not None:
         logprobs = raw.log_softmax(dim=-1)
         result.logprobs = logprobs.gather(1, tokens[:, None])[:, 0]
@@ -102,7 +112,16 @@ def sample(logits: Tensor, batch: SampleBatch) -> Samples:
     return result
 
 
-def _apply_rules(logits: Tensor, batch: SampleBatch) -> Tensor:
+def _watch(logits: Tensor, watched: list[tuple[int, ...]]) -> Tensor | None:
+    """Logprobs of each row's watched tokens, (R, most that a row watches); what is behind a row's own is padding."""
+    most = max(map(len, watched), default=0)
+    if not most:
+        return None
+    ids = torch.tensor([[*each, *[0] * (most - len(each))] for each in watched], device=logits.device)
+    return logits.log_softmax(dim=-1).gather(1, ids)
+
+
+def _penalize(logits: Tensor, batch: SampleBatch) -> Tensor:
     rows = [row for row, penalties in enumerate(batch.penalties) if penalties is not None]
     biased = [row for row, sampling in enumerate(batch.samplings) if sampling.logit_bias]
     if not rows and not biased:

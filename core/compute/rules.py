@@ -1,0 +1,138 @@
+"""Logit rules: what a row may sample next, as data that travels with the row.
+
+A rule is an immutable object that many rows share. It is a pure function over the rows of a launch that carry it,
+on the device: which token comes next depends on tokens that the host has not seen yet. What it must remember of a
+row is a vector of `width` integers in the row's slot:
+
+    begin      the state before anything is generated
+    apply      logits and states -> logits
+    advance    states and the tokens just drawn -> states
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class LogitRule(ABC):
+    """One rule. Rows of one launch carry equal rules or different ones; each sees only the rows that carry it."""
+
+    width = 0
+    """Integers it remembers of each row."""
+
+    def begin(self) -> Sequence[int]:
+        """The state of a row that has generated nothing: `width` integers."""
+        return ()
+
+    @abstractmethod
+    def apply(self, logits: Tensor, states: Tensor) -> Tensor:
+        """New logits (R, vocabulary) from float32 logits and the int64 states (R, width) before this token."""
+
+    def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """The states after the tokens (R,) were drawn."""
+        return states
+
+    def replay(self, generated: Sequence[int], device: torch.device) -> Tensor:
+        """The state (1, width) of a row that has generated these tokens: a preempted row comes back with it."""
+        states = torch.tensor([list(self.begin())], dtype=torch.int64, device=device)
+        for token in generated:
+            states = self.advance(states, torch.tensor([token], device=device))
+        return states
+
+
+class Suppress(LogitRule):
+    """Never these tokens."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = torch.tensor(sorted(ids), dtype=torch.int64)
+
+    def apply(self, logits: Tensor, states: Tensor) -> Tensor:
+        return logits.index_fill(1, self._on(logits), float("-inf"))
+
+    def _on(self, logits: Tensor) -> Tensor:
+        if self._ids.device != logits.device:
+            self._ids = self._ids.to(logits.device)
+        return self._ids
+
+
+class SuppressFirst(Suppress):
+    """These tokens may not be the first that is generated."""
+
+    width = 1
+
+    def begin(self) -> Sequence[int]:
+        return (1,)
+
+    def apply(self, logits: Tensor, states: Tensor) -> Tensor:
+        return torch.where(states.bool(), super().apply(logits, states), logits)
+
+    def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(states)
+
+
+class Only(Suppress):
+    """Nothing but these tokens."""
+
+    def apply(self, logits: Tensor, states: Tensor) -> Tensor:
+        ids = self._on(logits)
+        return torch.full_like(logits, float("-inf")).index_copy(1, ids, logits.index_select(1, ids))
+
+
+@dataclass
+class RuleUse:
+    """One rule in one launch: the rows of the sampled batch that carry it, and where their states are."""
+
+    rule: LogitRule
+    rows: Tensor
+    """(n,) int64: places in the sampled batch."""
+    slots: Tensor
+    """(n,) int64: the same rows' slots."""
+    states: Tensor
+    """(slots, width) int64: of all slots, written in place."""
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The rule's rows of the logits replaced; others untouched."""
+        ruled = self.rule.apply(logits[self.rows], self.states[self.slots])
+        return logits.index_copy(0, self.rows, ruled)
+
+    def advance(self, tokens: Tensor) -> None:
+        if self.rule.width:
+            self.states[self.slots] = self.rule.advance(self.states[self.slots], tokens[self.rows])
+
+
+class RuleStates:
+    """The states of a stage's rows, by rule and slot."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._slots = slots
+        self._device = device
+        self._states: dict[LogitRule, Tensor] = {}
+
+    def admit(self, slot: int, rules: Sequence[LogitRule], generated: Sequence[int]) -> None:
+        for rule in rules:
+            states = self._states.get(rule)
+            if states is None:
+                shape = (self._slots, rule.width)
+                states = self._states[rule] = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            states[slot] = rule.replay(generated, self._device)[0]
+
+    def gather(self, rules: Sequence[Sequence[LogitRule]], slots: Sequence[int]) -> list[RuleUse]:
+        """Every rule that a row of the launch carries; a row's own order holds whatever its neighbours carry."""
+        places: dict[tuple[int, LogitRule], list[int]] = {}
+        for place, carried in enumerate(rules):
+            for turn, rule in enumerate(carried):
+                places.setdefault((turn, rule), []).append(place)
+        return [
+            RuleUse(
+                rule,
+                torch.tensor(rows, device=self._device),
+                torch.tensor([slots[row] for row in rows], device=self._device),
+                self._states[rule],
+            )
+            for (_, rule), rows in sorted(places.items(), key=lambda entry: entry[0][0])
+        ]

@@ -1,0 +1,102 @@
+"""Any file with sound in it becomes samples, piece by piece: the container is told by its content, never by a name.
+
+Only the first good audio stream is decoded; cover art and pictures are not looked at, tags that are broken do not
+matter. Only demuxers that read nothing but the file itself are allowed: a playlist would make the server open
+addresses of the sender's choice.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import av
+import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+
+from polymux.core.errors import InvalidRequest
+
+RATE = 16_000
+CONTAINERS = (
+    "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
+)
+FORBEARANCE = 8
+"""Packets that may be damaged beyond as many as are good, before a file counts as no sound at all."""
+
+
+def read_audio(source: bytes | str) -> Iterator[np.ndarray]:
+    """Pieces of mono float32 at 16 kHz, from a file's bytes or its path.
+
+    Raises `InvalidRequest` for what is no media file, is damaged, or has no sound.
+    """
+    file = io.BytesIO(source) if isinstance(source, bytes) else f"file:{source}"
+    options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+    heard = False
+    try:
+        with av.open(file, options=options, metadata_errors="ignore") as container:
+            for piece in resample(decode_frames(container, choose_stream(container))):
+                heard = heard or bool(len(piece))
+                yield piece
+    except (av.error.FFmpegError, ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"the file cannot be read as audio: {explain(error)}", param="file", code="invalid_audio"
+        ) from error
+    if not heard:
+        raise InvalidRequest("the file holds no sound: its audio is empty", param="file", code="invalid_audio")
+
+
+def choose_stream(container: InputContainer) -> AudioStream:
+    """The audio stream that players would pick."""
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AudioStream):
+        raise InvalidRequest("the file has no audio stream", param="file", code="invalid_audio")
+    stream.codec_context.thread_count = 1  # many files are read at once, each on a thread of its own
+    return stream
+
+
+def decode_frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    """The stream's frames. A damaged packet is left out, as players do, unless most of them are."""
+    good = bad = 0
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError:
+            bad += 1
+            if bad > good + FORBEARANCE:
+                raise
+            continue
+        good += 1
+        for frame in frames:
+            if isinstance(frame, AudioFrame):
+                yield frame
+    if bad > good:
+        raise InvalidRequest("the file's audio is damaged", param="file", code="invalid_audio")
+
+
+def resample(frames: Iterator[AudioFrame]) -> Iterator[np.ndarray]:
+    """One channel at 16 kHz. Files whose rate or layout changes on the way (chained ones) are resampled anew."""
+    resampler: AudioResampler | None = None
+    shape: tuple[str, str, int] | None = None
+    for frame in frames:
+        frame.pts = None  # gaps and jumps in a file's clock are no silence
+        found = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if found != shape:
+            if resampler is not None:
+                yield from read_samples(resampler.resample(None))
+            resampler, shape = AudioResampler(format="flt", layout="mono", rate=RATE), found
+        yield from read_samples(resampler.resample(frame))
+    if resampler is not None:
+        yield from read_samples(resampler.resample(None))
+
+
+def read_samples(frames: list[AudioFrame]) -> Iterator[np.ndarray]:
+    for frame in frames:
+        yield np.nan_to_num(frame.to_ndarray()[0], posinf=1.0, neginf=-1.0)
+
+
+def explain(error: Exception) -> str:
+    """What went wrong, without the name of our own temporary file."""
+    return error.strerror if isinstance(error, av.error.FFmpegError) and error.strerror else str(error)

@@ -1,0 +1,94 @@
+"""The device-free half of transcription: files become samples, tokens become text with times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from polymux.core.errors import InvalidRequest, ModelError
+from polymux.core.pipeline import Front, Prepared, Presenter
+from polymux.core.tasks import Transcribe
+from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.asr.audio import RATE, read_audio
+from polymux.modalities.asr.languages import find_language
+from polymux.modalities.asr.presenter import TranscriptPresenter
+from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.work import AudioChunk, TranscribeWork
+
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
+
+CHUNK_SECONDS = 30
+
+ENGLISH = {"en": -1}
+"""What a model without language tokens knows."""
+
+
+class TranscribeFront(Front):
+    """Transcription and translation with one Whisper model. `context` is the decoder's, in tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: SpeechTokens, context: int) -> None:
+        self.tokenizer = tokenizer
+        self.tokens = tokens
+        self.context = context
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> TranscribeFront:
+        """Raises `ModelError` when a file is missing or is not a Whisper model's."""
+        context = files.config().get("max_target_positions")
+        if not isinstance(context, int):
+            raise ModelError(f"{files.reference}: config.json does not say max_target_positions")
+        tokenizer = Tokenizer.load(files)
+        return cls(tokenizer, SpeechTokens.load(files, tokenizer), context)
+
+    def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
+        """Reads the first half minute, so that a file that cannot be read is refused before any answer."""
+        if not isinstance(ask, Transcribe):
+            raise InvalidRequest(f"This model does not serve {task}.")
+        if task == "translate" and not self.tokens.multilingual:
+            raise InvalidRequest("this model knows English alone and cannot translate into it", param="model")
+        if not (math.isfinite(ask.temperature) and 0.0 <= ask.temperature <= 1.0):
+            raise InvalidRequest("temperature must be from 0 to 1", param="temperature")
+        work = TranscribeWork(
+            language=None if ask.language is None else find_language(ask.language, self.tokens.languages or ENGLISH),
+            prompt=self._read_prompt(ask.prompt),
+            temperature=ask.temperature,
+        )
+        chunks = gather_chunks(read_audio(ask.audio), CHUNK_SECONDS * RATE)
+        return Prepared(work, messages=itertools.chain([next(chunks)], chunks))
+
+    def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
+        return TranscriptPresenter(self.tokenizer, self.tokens)
+
+    def describe(self) -> dict[str, Any]:
+        return {"sample_rate": RATE, "languages": sorted(self.tokens.languages or ENGLISH)}
+
+    def _read_prompt(self, prompt: str) -> list[int]:
+        """The end of the prompt, as much as was trained: half the context less what the answer begins with."""
+        words = prompt.strip()
+        if not words:
+            return []
+        room = self.context // 2 - 1
+        ids = self.tokenizer.encode(f" {words}", special=False)
+        if any(id >= self.tokens.end for id in ids):
+            raise InvalidRequest("prompt spells a special token of this model", param="prompt")
+        return [self.tokens.previous, *ids[-room:]]
+
+
+def gather_chunks(pieces: Iterator[np.ndarray], count: int) -> Iterator[AudioChunk]:
+    """Pieces of any length as chunks of `count` samples; the one that is marked as the last may be shorter or empty."""
+    held: list[np.ndarray] = []
+    length = 0
+    for piece in pieces:
+        held.append(piece)
+        length += len(piece)
+        while length >= count:
+            joined = np.concatenate(held)
+            yield AudioChunk(joined[:count], last=False)
+            held, length = [joined[count:]], length - count
+    yield AudioChunk(np.concatenate(held) if held else np.empty(0, np.float32), last=True)

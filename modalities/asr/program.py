@@ -1,0 +1,190 @@
+"""The engine half of transcription: a recording's windows are encoded, decoded together, and told in order."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from polymux.core.batch.oneshot import OneShotRow, OneShotStage
+from polymux.core.batch.row import Signal
+from polymux.core.batch.sequence import TokenRequest, TokenRow
+from polymux.core.batch.tokens import TokenStage
+from polymux.core.cache.holding import Holding
+from polymux.core.cache.prefix import root_digest
+from polymux.core.compute.dtype import read_dtype
+from polymux.core.compute.rules import Only, Suppress, SuppressFirst
+from polymux.core.engine.job import Job
+from polymux.core.engine.site import Site
+from polymux.core.engine.wire import unpack
+from polymux.core.errors import InternalError, InvalidRequest
+from polymux.core.pipeline import Program
+from polymux.core.tasks import Heard, Sampling
+from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.asr.features import RATE
+from polymux.modalities.asr.rules import Timestamps
+from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.whisper import load_whisper
+from polymux.modalities.asr.windows import Cutter, Window
+from polymux.modalities.asr.work import HEARD, WINDOW, AudioChunk, TranscribeWork, WindowText
+
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
+
+AHEAD = 8
+"""Windows of one recording that are with the engine at once: long ones leave room for others."""
+
+NO_SPEECH = 0.6
+UNSURE = -1.0
+"""A window is silence when <|nospeech|> is likelier than the one and the text's mean logprob below the other."""
+
+ENGLISH = "en"
+
+
+class TranscriptionProgram(Program):
+    """Each window: one pass of the encoder, then decoder rows that read its slab."""
+
+    def __init__(
+        self, encoder: OneShotStage, decoder: TokenStage, longest: int, tokens: SpeechTokens, reference: str
+    ) -> None:
+        """`longest` is in samples: what the encoder takes at once."""
+        self.work = {"transcribe": TranscribeWork, "translate": TranscribeWork}
+        self.encoder = encoder
+        self.decoder = decoder
+        self.stages = (encoder, decoder)
+        self.tokens = tokens
+        self._longest = longest
+        self._reference = reference
+        self._rules = (
+            SuppressFirst(tokens.suppressed_first),
+            Suppress(tokens.suppressed),
+            Timestamps(tokens.first_stamp, tokens.end, tokens.no_timestamps, tokens.latest_start),
+        )
+        self._languages = Only(tuple(tokens.languages.values()))
+
+    async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if not isinstance(work, TranscribeWork):
+            raise InvalidRequest("malformed transcription work")
+        language = Signal()
+        if work.language is not None or not self.tokens.multilingual:
+            language.set(work.language or ENGLISH)
+        cutter = Cutter(self._longest)
+        pending: deque[Signal] = deque()
+        detecting = language.done
+        while not cutter.complete:
+            chunk = unpack(await job.receive(), AudioChunk)
+            for window in cutter.push(chunk.samples, chunk.last):
+                if window.silent:
+                    continue
+                if len(pending) == AHEAD:
+                    _tell(job, await pending.popleft())
+                pending.append(job.spawn(self._transcribe(job, work, window, language, leads=not detecting)))
+                detecting = True
+        while pending:
+            _tell(job, await pending.popleft())
+        code = language.value if language.done else ENGLISH
+        job.emit(HEARD, Heard(code, cutter.position / RATE))
+
+    def describe(self) -> dict[str, Any]:
+        dtype = str(self.decoder.model.shape.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "window_seconds": self._longest / RATE}
+
+    async def _transcribe(
+        self, job: Job, work: TranscribeWork, window: Window, language: Signal, *, leads: bool
+    ) -> WindowText | None:
+        """One window's text, or None when it holds no speech. The window that `leads` finds out the language."""
+        salt = root_digest(self._reference, hashlib.sha256(window.samples.data).hexdigest())
+        slab = await self._encode(job, window)
+        if leads:
+            language.set(await self._detect(job, slab, salt))
+        code = await language
+        prompt = [*work.prompt, *self.tokens.forced(job.task, self.tokens.languages.get(code))]
+        # <|nospeech|> is read where the decoder sees <|startoftranscript|> last
+        before = [*work.prompt, self.tokens.start]
+        watch = (self.tokens.no_speech,)
+        request = TokenRequest(
+            prompt=prompt,
+            max_tokens=self._room(prompt),
+            sampling=Sampling(temperature=work.temperature),
+            stop_ids=frozenset([self.tokens.end]),
+            logprobs=0,
+            rules=self._rules,
+            watched=watch if prompt == before else (),
+            salt=salt,
+            publish=False,
+        )
+        row = self._start(job, request, slab)
+        asked = row
+        if prompt != before:
+            asked = self._start(job, _peek(before, salt, watched=watch), slab)
+            await asked
+        await row
+        job.drop(slab)
+        job.receipt.preemptions += row.preempted
+        no_speech = _probability(asked.watched[0])
+        confidence = row.cumulative_logprob / len(row.generated)
+        if no_speech > NO_SPEECH and confidence < UNSURE:
+            return None
+        spoken = [token for token in row.generated if token != self.tokens.end]
+        return WindowText(window.start, len(window.samples), spoken, work.temperature, confidence, no_speech)
+
+    async def _encode(self, job: Job, window: Window) -> Holding:
+        row = OneShotRow(job, window.samples, 1)
+        row.keeps = True
+        await job.start(self.encoder, row)
+        if row.holding is None:
+            raise InternalError("the encoder left no slab")
+        return row.holding
+
+    async def _detect(self, job: Job, slab: Holding, salt: bytes) -> str:
+        """The likeliest language's code: what the decoder would say right after <|startoftranscript|>."""
+        request = _peek([self.tokens.start], salt, rules=(self._languages,))
+        row = await self._start(job, request, slab)
+        codes = {id: code for code, id in self.tokens.languages.items()}
+        return codes[row.generated[0]]
+
+    def _start(self, job: Job, request: TokenRequest, slab: Holding) -> TokenRow:
+        row = TokenRow(job, request)
+        row.reads = [slab]
+        job.receipt.input_units += len(request.prompt)
+        return job.start(self.decoder, row)
+
+    def _room(self, prompt: list[int]) -> int:
+        """Half the context is for what is said, as in training."""
+        return min(self.decoder.model.shape.context // 2, self.decoder.capacity - len(prompt))
+
+
+def _peek(prompt: list[int], salt: bytes, **wanted: Any) -> TokenRequest:
+    """One greedy token, seen by the program alone."""
+    return TokenRequest(
+        prompt=prompt, max_tokens=1, sampling=Sampling(temperature=0.0), salt=salt, publish=False, **wanted
+    )
+
+
+def _probability(logprob: float) -> float:
+    return math.exp(min(logprob, 0.0))
+
+
+def _tell(job: Job, text: WindowText | None) -> None:
+    if text is not None:
+        job.receipt.output_units += len(text.tokens)
+        job.emit(WINDOW, text)
+
+
+def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    device = site.device.torch
+    encoder, decoder = load_whisper(files.folder, device, read_dtype(options))
+    tokens = SpeechTokens.load(files, Tokenizer.load(files))
+    # on a CPU a window fills every core by itself, and other stages get their turn between two
+    together = 1 if device.type == "cpu" else 16
+    return TranscriptionProgram(
+        OneShotStage("encode", encoder, site, max_units=together, max_rows=together),
+        TokenStage("decode", decoder, site),
+        encoder.samples,
+        tokens,
+        files.reference,
+    )
