@@ -107,9 +107,6 @@ class Answers:
                 discard(event.body)
             if isinstance(event, Ended):
                 self._over = True
-            elif self._presenter.satisfied:
-                self._over = True
-                self._stream.close()
             else:
                 for branch in self._presenter.take_unneeded():
                     self.served.engine.stop_branch(self.job, branch)

@@ -46,14 +46,9 @@ class Presenter(ABC):
         `Failed` never arrives here; `Ended` always does, last, unless the job failed or was cancelled.
         """
 
-    @property
-    def satisfied(self) -> bool:
-        """True once the caller needs nothing more (a stop string was met): the job is then cancelled."""
-        return False
-
     def take_unneeded(self) -> Sequence[int]:
-        """Branches that became unneeded since the last call (one choice of n met its stop string): each is stopped
-        while the others go on."""
+        """Branches that became unneeded since the last call (a choice met its stop string): each is stopped within a
+        step while the others go on, and the job ends as usual when none is left."""
         return ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -44,8 +43,6 @@ class Choice:
     stops: StopStrings
     tokens: int = 0
     reason: str | None = None
-    running: bool = True
-    """Whether the engine still works on it."""
     read: int = 0
     """Characters detokenised."""
     shown: int = 0
@@ -85,8 +82,8 @@ class Choice:
 class GeneratePresenter(Presenter):
     """Tells the choices of one chat or completion.
 
-    A choice that met a stop string ends at once; the engine's further tokens for it are dropped. When all choices
-    have ended and the engine still works on one, the job is answered without waiting for it (`satisfied`).
+    A choice that met a stop string ends at once: the engine is told to stop that branch, and tokens already on their
+    way are dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, work: GenerateWork, telling: Telling) -> None:
@@ -99,17 +96,13 @@ class GeneratePresenter(Presenter):
             choice.index = index
         self._unechoed = set(range(len(self._choices))) if telling.echoes is not None else set()
         self._prompt_scores: dict[int, list[TokenLogprob]] = {}
-        self._started = time.monotonic()
-        self._first: float | None = None
-        self._done = False
+        self._unneeded: list[int] = []
 
-    @property
-    def satisfied(self) -> bool:
-        return self._done
+    def take_unneeded(self) -> list[int]:
+        unneeded, self._unneeded = self._unneeded, []
+        return unneeded
 
     def feed(self, event: Event) -> list[msgspec.Struct]:
-        if self._done:
-            return []
         answers: list[msgspec.Struct] = []
         match event:
             case Tokens(branch=branch):
@@ -117,16 +110,11 @@ class GeneratePresenter(Presenter):
                 answers += self._extend(self._choices[branch], event)
             case BranchEnded(branch=branch, reason=reason):
                 answers += self._echo(branch)
-                self._choices[branch].running = False
                 answers += self._end(self._choices[branch], reason)
             case Output(kind=kind, body=body) if kind == SCORES:
                 self._read_scores(unpack(body, PromptScores))
             case Ended(receipt=receipt):
                 return [self._finish(receipt)]
-        if answers and self._first is None:
-            self._first = time.monotonic()
-        if all(choice.reason for choice in self._choices) and any(choice.running for choice in self._choices):
-            answers.append(self._finish(self._own_receipt()))
         return answers
 
     def _open(self, index: int, prompt: list[int]) -> Choice:
@@ -162,6 +150,7 @@ class GeneratePresenter(Presenter):
                 score = self._score(id, event.logprobs[i], event.top[i] if event.top else [])
             text += choice.grow(choice.detokenizer.push(id), score)
             if choice.stops.matched is not None:
+                self._unneeded.append(choice.index)
                 return self._end(choice, "stop", text)
         return self._tell(choice, text)
 
@@ -191,23 +180,12 @@ class GeneratePresenter(Presenter):
         self._prompt_scores[scores.prompt] = told
 
     def _finish(self, receipt: Receipt) -> Done:
-        self._done = True
         usage = Usage(
             input_tokens=sum(map(len, self._work.prompts)),
             output_tokens=sum(choice.tokens for choice in self._choices),
             cached_tokens=receipt.cached_units,
         )
         return Done(usage, receipt)
-
-    def _own_receipt(self) -> Receipt:
-        """The receipt of a job that was answered before the engine was done with it, by this side's clock."""
-        now = time.monotonic()
-        return Receipt(
-            first_ms=1e3 * ((self._first or now) - self._started),
-            total_ms=1e3 * (now - self._started),
-            input_units=sum(map(len, self._work.prompts)),
-            output_units=sum(choice.tokens for choice in self._choices),
-        )
 
 
 class EmbedPresenter(Presenter):

@@ -46,10 +46,9 @@ FOREVER = 10**9
 
 
 class Ask(msgspec.Struct):
-    """Count to `n`; `enough` satisfies the caller. The callables run where their names say."""
+    """Count to `n`; The callables run where their names say."""
 
     n: int = 1
-    enough: int = FOREVER
     unneeded: list[int] = []
     work: dict[str, Any] = {}
     prepare: Callable[[], None] = lambda: None
@@ -75,10 +74,6 @@ class CountPresenter(Presenter):
         self.ask = ask
         self.count = 0
 
-    @property
-    def satisfied(self) -> bool:
-        return self.count >= self.ask.enough
-
     def take_unneeded(self) -> list[int]:
         unneeded, self.ask.unneeded = self.ask.unneeded, []
         return unneeded
@@ -89,8 +84,7 @@ class CountPresenter(Presenter):
             return [TextDelta(0, str(unpack(event.body, Echo).array.size))]
         if isinstance(event, Tokens):
             self.count += len(event.ids)
-            deltas = [TextDelta(0, str(token)) for token in event.ids]
-            return [*deltas, Done(Usage(), Receipt())] if self.satisfied else deltas
+            return [TextDelta(0, str(token)) for token in event.ids]
         assert isinstance(event, Ended)
         return [Done(Usage(output_tokens=self.count), event.receipt)]
 
@@ -203,16 +197,6 @@ def test_a_failing_request_fails_alone_with_its_own_status(
             assert len(await ask(service, Ask(2))) == 3
             await until(lambda: not loop_of(service).running)
             assert service.engines[0].jobs == 0
-
-    asyncio.run(go())
-
-
-def test_a_satisfied_presenter_ends_the_job() -> None:
-    async def go() -> None:
-        async with serve() as service:
-            answers = await ask(service, Ask(FOREVER, enough=3, work={"pause": 0.001}))
-            assert answers == [*(TextDelta(0, str(i)) for i in range(3)), Done(Usage(), Receipt())]
-            await until(lambda: not loop_of(service).running)
 
     asyncio.run(go())
 

@@ -194,13 +194,12 @@ class TestAnswers:
         assert told.text() == "a\ufffd" and told.deltas()[0].text == "a"
 
     def test_a_stop_string_across_tokens_ends_the_choice_at_once(self):
-        """Cut exactly before it, tokens counted up to its last one, the job answered without the engine's end."""
+        """Cut exactly before it, tokens counted up to its last one, and the engine told to stop the branch."""
         ids = [*encode("the"), *encode("x"), *encode("E"), *encode("N"), *encode("D"), *encode("more")]
         told = Told(chat(stop=["END"])).tokens(0, ids).feed(ENDED)
         assert (told.text(), told.reason()) == ("thex", "stop")
-        assert told.presenter.satisfied
+        assert told.presenter.take_unneeded() == [0]
         assert told.done.usage.output_tokens == len(ids) - len(encode("more"))
-        assert told.done.receipt.output_units == told.done.usage.output_tokens
 
     def test_a_false_start_of_a_stop_string_is_released_at_the_end(self):
         told = Told(chat(stop=["END"])).tokens(0, encode("E") + encode("N")).end(0, "length")
@@ -210,16 +209,16 @@ class TestAnswers:
     def test_choices_end_on_their_own(self):
         told = Told(chat(n=3, stop=["x"]))
         told.tokens(1, encode("bx")).tokens(0, encode("a")).tokens(1, encode("ignored")).tokens(2, encode("c"))
-        assert (told.reason(1), told.reason(0), told.presenter.satisfied) == ("stop", None, False)
-        told.end(0, "length").end(2, "stop")
-        assert told.presenter.satisfied, "only the engine still works on choice 1"
+        assert (told.reason(1), told.reason(0)) == ("stop", None)
+        assert told.presenter.take_unneeded() == [1], "choice 1 met its stop string, the others go on"
+        assert told.presenter.take_unneeded() == []
+        told.end(0, "length").end(2, "stop").feed(ENDED)
         assert [told.text(i) for i in range(3)] == ["a", "b", "c"]
         assert [told.reason(i) for i in range(3)] == ["length", "stop", "stop"]
         assert told.done.usage.output_tokens == 4
 
     def test_the_engines_receipt_is_used_when_it_ends_the_job(self):
         told = Told(chat(n=2)).end(0, "length").end(1, "length")
-        assert not told.presenter.satisfied
         assert told.feed(ENDED).done.receipt == ENDED.receipt
 
     @settings(deadline=None)
