@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polymux.service")
 
+UNREAD = 8 << 20
+"""Bytes of a lazily read upload that may wait for the engine; reading on pauses until it has taken some."""
+
+PAUSE = 0.01
+"""Seconds between two looks at how much the engine has taken."""
+
 
 class Answers:
     """An async context manager around an async iterator of a task's answers; made by `Service.open`.
@@ -126,6 +132,8 @@ class Answers:
     async def _post(self, messages: Iterator[msgspec.Struct]) -> None:
         try:
             while True:
+                while process_pool().unread(self.job) > UNREAD:
+                    await asyncio.sleep(PAUSE)
                 body = await self._preparers.run(_pack_next, messages, self.job, abandoned=self._abandon)
                 if body is None:
                     return

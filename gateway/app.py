@@ -15,7 +15,7 @@ from polymux.core.vocabulary import Task
 from polymux.gateway.access import Access
 from polymux.gateway.auth import Auth
 from polymux.gateway.errors import on_http_exception, on_polymux_error
-from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, tasks
+from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, tasks, transcriptions
 from polymux.gateway.settings import GatewaySettings
 from polymux.gateway.state import Gateway
 
@@ -33,7 +33,7 @@ def create_app(
 ) -> Starlette:
     """The gateway. What plugins add stands behind the same keys, log and errors as our own.
 
-    Raises `ConfigError` for settings that would be unsafe, `PluginError` for a task whose route cannot be mounted.
+    Raises `ConfigError` for settings that would be unsafe.
     """
     settings = settings or GatewaySettings()
     settings.check()
@@ -42,6 +42,7 @@ def create_app(
         chat.ENDPOINT,
         completions.ENDPOINT,
         embeddings.ENDPOINT,
+        *transcriptions.ENDPOINTS,
         *models.ENDPOINTS,
         *health.ENDPOINTS,
     ]

@@ -66,7 +66,7 @@ def _describe(endpoint: Endpoint, references: Any) -> dict[str, Any]:
         name = endpoint.path.partition("{")[2].partition(":")[0].rstrip("}")
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if endpoint.request is not None and endpoint.method == "POST":
-        body = {"application/json": {"schema": references[endpoint.request, "validation"]}}
+        body = {endpoint.request_media: {"schema": references[endpoint.request, "validation"]}}
         operation["requestBody"] = {"required": True, "content": body}
     elif endpoint.request is not None:
         operation["parameters"] = [

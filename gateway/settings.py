@@ -23,6 +23,8 @@ class GatewaySettings:
     """Serve on any address without a key."""
     max_body_bytes: ByteSize = ByteSize(4 * 2**20)
     """Also "8MiB"."""
+    max_upload_bytes: ByteSize = ByteSize(2**30)
+    """Of a form with a file; it waits on disk, not in memory."""
     max_running: Annotated[int, Meta(gt=0)] = 256
     """Choices (n times prompts) per model that are with the engine at once."""
     max_waiting: Annotated[int, Meta(ge=0)] = 1024

@@ -101,6 +101,12 @@ class LeasePool:
             names = self._held.pop(holder, ())
         return sum(self._return(name) for name in names)
 
+    def unread(self, holder: str) -> int:
+        """Bytes lent for `holder` that nobody has read or dropped yet."""
+        with self._lock:
+            self._reclaim()
+            return sum(self._given.get(name, 0) for name in self._held.get(holder, ()))
+
     @property
     def outstanding(self) -> int:
         """Leases that nobody has read or dropped yet."""

@@ -75,8 +75,7 @@ def _render_operation(method: str, path: str, operation: dict[str, Any], schemas
     parts = []
     for parameter in operation.get("parameters", ()):
         parts.append(f"<p>{parameter['in']}: <code>{_escape(parameter['name'])}</code></p>")
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-    if body is not None:
+    for body in operation.get("requestBody", {}).get("content", {}).values():
         parts.append(f"<h4>Request</h4>{_render_object(_resolve(body['schema'], schemas))}")
     for media, content in operation["responses"]["200"]["content"].items():
         shape = _name_type(content["schema"]) if "schema" in content else "any"

@@ -21,6 +21,7 @@ class Endpoint:
     handle: Callable[[Request], Awaitable[ASGIApp]]
     tag: str
     request: type[BaseModel] | None = None
+    request_media: str = "application/json"
     response: type[BaseModel] | None = None
     stream: type[BaseModel] | None = None
     media: str = "application/json"

@@ -1,0 +1,133 @@
+"""`POST /v1/audio/transcriptions` and `/translations`: forms, answers and events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from polymux.core.tasks import Segment, Transcribe
+from polymux.core.vocabulary import Usage
+from polymux.gateway.forms import Upload
+from polymux.gateway.schemas.base import WireAnswer, maybe, only
+from polymux.gateway.schemas.usage import ReceiptBody
+
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+File = Annotated[InstanceOf[Upload], WithJsonSchema({"type": "string", "format": "binary"})]
+"""A part of the form with a file name."""
+
+
+class FormRequest(BaseModel):
+    """A form that a client sends: everything in it is text, so numbers and booleans are read from text."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    lists: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may come several times."""
+
+
+class TranslationRequest(FormRequest):
+    file: File = Field(description="Any audio or video file; what it is, its content says.")
+    model: str
+    prompt: str | None = Field(None, description="Text as if it came before: names, spelling, style.")
+    response_format: Format = "json"
+    temperature: float | None = Field(None, ge=0, le=1)
+
+    def ask(self) -> Transcribe:
+        return Transcribe(audio=self.file.path, prompt=self.prompt or "", temperature=self.temperature or 0.0)
+
+
+class TranscriptionRequest(TranslationRequest):
+    lists = frozenset({"timestamp_granularities", "include"})
+
+    language: str | None = Field(None, description="A code (en) or an English name. Default: detected.")
+    stream: bool | None = Field(None, description="Events as the text is known.")
+    timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
+        None, description="Only with response_format verbose_json."
+    )
+    chunking_strategy: Annotated[Any, only("auto", reason="only 'auto' is supported yet")] = Field(
+        None, description="auto: long files are cut where they are quiet, always."
+    )
+    include: Annotated[Any, only(reason="logprobs are not supported yet")] = None
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        if self.stream and self.response_format not in ("json", "text"):
+            raise ValueError("with stream, response_format must be json or text")
+        if self.timestamp_granularities:
+            if self.response_format != "verbose_json":
+                raise ValueError("timestamp_granularities needs response_format verbose_json")
+            if "word" in self.timestamp_granularities:
+                raise PydanticCustomError("unsupported_parameter", "word timestamps are not supported yet")
+        return self
+
+    def ask(self) -> Transcribe:
+        ask = super().ask()
+        ask.language = self.language
+        return ask
+
+
+class DurationUsage(WireAnswer):
+    type: Literal["duration"] = "duration"
+    seconds: float
+
+    @classmethod
+    def of(cls, usage: Usage) -> DurationUsage:
+        return cls(seconds=usage.seconds)
+
+
+class SpeechUsage(WireAnswer):
+    """Tokens of the decoder. Audio is counted in seconds, elsewhere."""
+
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> SpeechUsage:
+        total = usage.input_tokens + usage.output_tokens
+        return cls(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, total_tokens=total)
+
+
+class Transcript(WireAnswer):
+    text: str
+    usage: DurationUsage
+    receipt: ReceiptBody
+
+
+class TranscriptSegment(WireAnswer):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+    @classmethod
+    def of(cls, segment: Segment) -> TranscriptSegment:
+        return cls(**{name: getattr(segment, name) for name in cls.model_fields})
+
+
+class VerboseTranscript(WireAnswer):
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptSegment]
+    usage: DurationUsage
+    receipt: ReceiptBody
+
+
+class TranscriptEvent(WireAnswer):
+    """`delta` in a transcript.text.delta; `text`, `usage` and `receipt` in the transcript.text.done at the end."""
+
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: str | None = maybe()
+    text: str | None = maybe()
+    usage: SpeechUsage | None = maybe()
+    receipt: ReceiptBody | None = maybe()
