@@ -10,6 +10,7 @@ What a plugin author must know:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -27,47 +28,54 @@ from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.state import gateway_of
 
+logger = logging.getLogger("polymux.gateway")
+
 KINDS = ("none", "sse", "bytes")
 METHODS = ("GET", "POST")
 
 
 def make_endpoints(tasks: Iterable[Task], taken: Set[tuple[str, str]]) -> list[Endpoint]:
-    """Raises `PluginError` for a route that is malformed or that another one has taken."""
+    """A task whose route is malformed, or taken by another, is left out and the log says why; the rest are served."""
     endpoints: list[Endpoint] = []
     used = set(taken)
     for task in tasks:
         if task.route is None:
             continue
-        _check_route(task, task.route)
-        endpoint = _make_endpoint(task, task.route)
-        if endpoint.key in used:
-            raise PluginError(f"task {task.name!r}: {' '.join(endpoint.key)} is taken; choose another path")
-        used.add(endpoint.key)
-        endpoints.append(endpoint)
+        try:
+            endpoint = make_endpoint(task, task.route)
+            if endpoint.key in used:
+                raise PluginError(f"{' '.join(endpoint.key)} is taken; choose another path")
+        except PluginError as error:
+            logger.error("task %r is not served: %s", task.name, error.message)
+        else:
+            used.add(endpoint.key)
+            endpoints.append(endpoint)
     return endpoints
 
 
-def _check_route(task: Task, route: Route) -> None:
+def _check_route(route: Route) -> None:
     if route.method.upper() not in METHODS:
-        raise PluginError(f"task {task.name!r}: method must be one of {METHODS}, not {route.method!r}")
+        raise PluginError(f"method must be one of {METHODS}, not {route.method!r}")
     if not route.path.startswith("/"):
-        raise PluginError(f"task {task.name!r}: path must start with '/', not {route.path!r}")
+        raise PluginError(f"path must start with '/', not {route.path!r}")
     if route.stream not in KINDS:
-        raise PluginError(f"task {task.name!r}: stream must be one of {KINDS}, not {route.stream!r}")
+        raise PluginError(f"stream must be one of {KINDS}, not {route.stream!r}")
     for model in (route.request, route.response):
         if model is not None and not (isinstance(model, type) and issubclass(model, BaseModel)):
-            raise PluginError(f"task {task.name!r}: request and response must be pydantic models")
+            raise PluginError("request and response must be pydantic models")
 
 
-def _make_endpoint(task: Task, route: Route) -> Endpoint:
+def make_endpoint(task: Task, route: Route) -> Endpoint:
+    """Raises `PluginError` for a route that cannot be mounted."""
+    _check_route(route)
     schema = route.request or _describe_ask(task)
     method = route.method.upper()
     known = {field.name for field in msgspec.structs.fields(task.ask)}
     if "model" not in schema.model_fields:
-        raise PluginError(f"task {task.name!r}: its request needs a field 'model'")
+        raise PluginError("its request needs a field 'model'")
     lost = set(schema.model_fields) - known - {"model"}
     if lost:
-        raise PluginError(f"task {task.name!r}: its ask has no field for {sorted(lost)} of its request")
+        raise PluginError(f"its ask has no field for {sorted(lost)} of its request")
 
     async def serve_task(request: Request) -> ASGIApp:
         fields = await _read_fields(request, method)

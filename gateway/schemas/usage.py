@@ -54,4 +54,4 @@ class ReceiptBody(WireAnswer):
 
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptBody:
-        return cls(**{name: getattr(receipt, name) for name in cls.model_fields})
+        return cls(**{name: round(getattr(receipt, name), 3) for name in cls.model_fields})
