@@ -18,7 +18,8 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from polymux.core.batch.denoise import DenoiseBatch, DenoiseModel, DenoiseStage
+from polymux.core.batch.denoise import DenoiseStage
+from polymux.core.batch.denoiser import DenoiseBatch, DenoiseModel
 from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow, Trajectory
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.loop import Loop
