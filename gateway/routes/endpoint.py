@@ -27,7 +27,7 @@ class Endpoint:
     media: str = "application/json"
 
     def mount(self) -> Route:
-        return Route(self.path, self.handle, methods=[self.method])  # type: ignore[arg-type]
+        return Route(self.path, self.handle, methods=[self.method])
 
     @property
     def key(self) -> tuple[str, str]:

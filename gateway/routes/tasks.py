@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, create_model
@@ -68,7 +68,7 @@ def _check_route(route: Route) -> None:
 def make_endpoint(task: Task, route: Route) -> Endpoint:
     """Raises `PluginError` for a route that cannot be mounted."""
     _check_route(route)
-    schema = route.request or _describe_ask(task)
+    schema = cast(type[BaseModel], route.request or _describe_ask(task))
     method = route.method.upper()
     known = {field.name for field in msgspec.structs.fields(task.ask)}
     if "model" not in schema.model_fields:

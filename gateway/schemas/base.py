@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_INT = 2**31 - 1
@@ -34,25 +34,18 @@ def only(*accepted: Any, reason: str = "is not supported") -> AfterValidator:
     return AfterValidator(check)
 
 
-def choose(kind: Callable[[Any], str | None], expected: str, **branches: Any) -> Any:
-    """A union whose branch is chosen by looking once at the value: one complaint, about what the user meant.
+def choose(kind: Callable[[Any], str | None], expected: str) -> Discriminator:
+    """For a union whose branch is chosen by looking once at the value: one complaint, about what the user meant.
 
-    `kind` names a branch or returns None when the value is none of them. Tags are marked with angle brackets so that
-    they can be told from field names in the path of an error.
+    `kind` names the tag of a branch or returns None when the value is none of them. Tags are written in angle
+    brackets so that they can be told from field names in the path of an error.
     """
-    union: Any = None
-    for name, branch in branches.items():
-        tagged = Annotated[branch, Tag(f"<{name}>")]
-        union = tagged if union is None else union | tagged
+    return Discriminator(kind, custom_error_type="invalid_value", custom_error_message=f"must be {expected}")
 
-    def tag(value: Any) -> str | None:
-        name = kind(value)
-        return None if name is None else f"<{name}>"
 
-    return Annotated[
-        union,
-        Discriminator(tag, custom_error_type="invalid_value", custom_error_message=f"must be {expected}"),
-    ]
+def by_type(tags: Mapping[type[Any], str]) -> Callable[[Any], str | None]:
+    """The tag of a value's exact type: true is no number."""
+    return lambda value: tags.get(type(value))
 
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]

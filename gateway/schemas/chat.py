@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Chat
-from polymux.gateway.schemas.base import MAX_INT, WireAnswer, WireRequest, choose, maybe, only
+from polymux.gateway.schemas.base import MAX_INT, WireAnswer, WireRequest, by_type, choose, maybe, only
 from polymux.gateway.schemas.sampling import SamplingFields
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
 
@@ -28,22 +28,21 @@ class TextPart(WireRequest):
         return value
 
 
-def _content_kind(value: Any) -> str | None:
-    return {str: "text", list: "parts"}.get(type(value))
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=4096, fail_fast=True), Tag("<parts>")],
+    choose(by_type({str: "<text>", list: "<parts>"}), "a string or a list of parts"),
+]
 
-
-def _scalar_kind(value: Any) -> str | None:
-    return {bool: "flag", int: "whole", float: "real", str: "text"}.get(type(value))
-
-
-Scalar = choose(_scalar_kind, "a boolean, a number or a string", flag=bool, whole=int, real=float, text=str)
-
-Content = choose(
-    _content_kind,
-    "a string or a list of parts",
-    text=str,
-    parts=Annotated[list[TextPart], Field(min_length=1, max_length=4096, fail_fast=True)],
-)
+Scalar = Annotated[
+    Annotated[bool, Tag("<flag>")]
+    | Annotated[int, Tag("<whole>")]
+    | Annotated[float, Tag("<real>")]
+    | Annotated[str, Tag("<text>")],
+    choose(
+        by_type({bool: "<flag>", int: "<whole>", float: "<real>", str: "<text>"}), "a boolean, a number or a string"
+    ),
+]
 
 
 class Message(WireRequest):

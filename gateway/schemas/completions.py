@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, Tag
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Complete
@@ -24,7 +24,8 @@ BOUNDS = msgspec.Meta(ge=0, le=MAX_INT)
 
 def _check_token_ids(value: Any) -> list[int]:
     try:
-        return msgspec.convert(value, Annotated[list[Annotated[int, BOUNDS]], msgspec.Meta(min_length=1)])
+        ids: list[int] = msgspec.convert(value, Annotated[list[Annotated[int, BOUNDS]], msgspec.Meta(min_length=1)])
+        return ids
     except msgspec.ValidationError as error:
         raise ValueError(f"must be token ids, integers from 0 to {MAX_INT}, and not empty: {error}") from None
 
@@ -38,20 +39,22 @@ TokenIds = Annotated[
 
 def _input_kind(value: Any) -> str | None:
     if isinstance(value, str):
-        return "text"
+        return "<text>"
     if isinstance(value, list) and value:
-        return {str: "texts", int: "tokens", list: "token_lists"}.get(type(value[0]))
+        return {str: "<texts>", int: "<tokens>", list: "<token lists>"}.get(type(value[0]))
     return None
 
 
-TextsOrTokens = choose(
-    _input_kind,
-    "a string, a list of strings, a list of token ids or a list of lists of token ids, and not empty",
-    text=NonEmpty,
-    texts=Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)],
-    tokens=TokenIds,
-    token_lists=Annotated[list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True)],
-)
+TextsOrTokens = Annotated[
+    Annotated[NonEmpty, Tag("<text>")]
+    | Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<token lists>")],
+    choose(
+        _input_kind,
+        "a string, a list of strings, a list of token ids or a list of lists of token ids, and not empty",
+    ),
+]
 
 
 def list_inputs(value: Any) -> list[str | list[int]]:

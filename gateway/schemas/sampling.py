@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, Tag, field_validator
 
 from polymux.core.tasks import Sampling
-from polymux.gateway.schemas.base import MAX_INT, Seed, TokenId, WireRequest, choose, only
+from polymux.gateway.schemas.base import MAX_INT, Seed, TokenId, WireRequest, by_type, choose, only
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
-def _stop_kind(value: Any) -> str | None:
-    return {str: "one", list: "many"}.get(type(value))
-
-
-Stop = choose(
-    _stop_kind, "a string or a list of strings", one=NonEmpty, many=Annotated[list[NonEmpty], Field(max_length=16)]
-)
+Stop = Annotated[
+    Annotated[NonEmpty, Tag("<one>")] | Annotated[list[NonEmpty], Field(max_length=16), Tag("<many>")],
+    choose(by_type({str: "<one>", list: "<many>"}), "a string or a list of strings"),
+]
 
 
 class StreamOptions(WireRequest):
