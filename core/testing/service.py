@@ -42,8 +42,7 @@ class FakeService:
     """Serves `models` by running `script` once per opened job."""
 
     models: tuple[FakeServed, ...] = (FakeServed("stub", aliases=("gpt-stub",)),)
-    script: Script = None  # type: ignore[assignment]
-    """Defaults to `speak`, which answers at once."""
+    script: Script = field(default_factory=lambda: speak)
     ready: bool = True
     stats: dict[str, float] = field(default_factory=dict)
     opened: list[Answers] = field(default_factory=list)
@@ -53,9 +52,6 @@ class FakeService:
     cancelled: int = 0
     keep: bool = True
     """Remember every opened job in `opened` (switch off for load tests)."""
-
-    def __post_init__(self) -> None:
-        self.script = self.script or speak
 
     async def start(self) -> None:
         """Nothing is loaded: `ready` is what the test says."""
