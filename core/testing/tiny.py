@@ -14,6 +14,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 VOCABULARY = 97
@@ -48,6 +50,33 @@ def tiny_bert() -> torch.nn.Module:
             num_hidden_layers=3,
             num_attention_heads=4,
             max_position_embeddings=128,
+        )
+    )
+
+
+def tiny_whisper() -> torch.nn.Module:
+    """Whisper with three languages and windows of one second.
+
+    Text is 0 to 79; then <|endoftext|> 80, <|startoftranscript|> 81, languages 82 to 84, <|translate|> 85,
+    <|transcribe|> 86, <|startofprev|> 87, <|nospeech|> 88, <|notimestamps|> 89, <|0.00|> 90 to <|1.00|> 140.
+    """
+    return WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=141,
+            num_mel_bins=80,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            max_source_positions=50,
+            max_target_positions=64,
+            eos_token_id=80,
+            bos_token_id=80,
+            pad_token_id=80,
+            decoder_start_token_id=81,
         )
     )
 

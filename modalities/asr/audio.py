@@ -23,6 +23,8 @@ RATE = 16_000
 CONTAINERS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
 )
+SLOWEST, FASTEST = 1_000, 768_000
+"""Samples a second. Below, a small file would become hours of samples; above, there is no such device."""
 FORBEARANCE = 8
 """Packets that may be damaged beyond as many as are good, before a file counts as no sound at all."""
 
@@ -84,12 +86,22 @@ def resample(frames: Iterator[AudioFrame]) -> Iterator[np.ndarray]:
         frame.pts = None  # gaps and jumps in a file's clock are no silence
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
         if found != shape:
+            check_rate(frame.sample_rate)
             if resampler is not None:
                 yield from read_samples(resampler.resample(None))
             resampler, shape = AudioResampler(format="flt", layout="mono", rate=RATE), found
         yield from read_samples(resampler.resample(frame))
     if resampler is not None:
         yield from read_samples(resampler.resample(None))
+
+
+def check_rate(rate: int) -> None:
+    if not SLOWEST <= rate <= FASTEST:
+        raise InvalidRequest(
+            f"the file's audio has {rate} samples a second; {SLOWEST} to {FASTEST} can be read",
+            param="file",
+            code="invalid_audio",
+        )
 
 
 def read_samples(frames: list[AudioFrame]) -> Iterator[np.ndarray]:
