@@ -18,6 +18,9 @@ from polymux.core.errors import InternalError
 MARGIN = 0.05
 """Share of a class's blocks kept free when a row is admitted beside others, so that those can grow."""
 
+KEPT_MARGIN = 0.25
+"""The same for a row that keeps its blocks: what was encoded must find room to be decoded before more is."""
+
 
 class Residency:
     """Slots and blocks for one stage's rows."""
@@ -51,7 +54,10 @@ class Residency:
         if self.pool is not None:
             prefix = self._match(row)
             idle = sum(map(self.pool.is_idle, prefix))
-            spare = 0 if alone else int(self.pool.capacity * MARGIN)
+            if row.keeps:
+                spare = int(self.pool.capacity * KEPT_MARGIN) if self.pool.held else 0
+            else:
+                spare = 0 if alone else int(self.pool.capacity * MARGIN)
             if not self.pool.has_room(idle + self._blocks_for(self.stage.units(row)) - len(prefix) + spare):
                 return False
             for block in prefix:
