@@ -271,7 +271,7 @@ class Loop:
         if others and row.state is RowState.RUNNING:
             _, other, victim = max(others)
             other.preempt(victim)
-            lane.residency.grow(row, row.scheduled + 1)  # at once, or the victim could take it back
+            lane.residency.grow(row, lane.stage.reach(row, 1))  # at once, or the victim could take it back
             return
         error = Overloaded("the request needs more cache than this engine has; use a shorter context")
         self._fail_row(lane, row, error)
