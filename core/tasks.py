@@ -147,10 +147,30 @@ class Heard(msgspec.Struct):
     seconds: float
 
 
+class Speak(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A text to say aloud. How the sound is encoded is the caller's matter: the answers are samples."""
+
+    text: str
+    voice: str | None = None
+    """A name that the model lists, or one that `core.text.voices` knows; None: the model's default."""
+    speed: float = 1.0
+    """0.25 to 4 times the voice's own pace, at the same pitch."""
+
+
+class Sound(msgspec.Struct):
+    """The next stretch of sound, one channel; stretches joined are the whole. Told as soon as it is known."""
+
+    data: bytes
+    """Little-endian float32, nominally from -1 to 1."""
+    rate: int
+    """Samples a second, the same for all stretches of one answer."""
+
+
 CHAT = Task("chat", Chat, (TextDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
 TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
+SPEAK = Task("speak", Speak, (Sound, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED, TRANSCRIBE, TRANSLATE)
+BUILT_IN = (CHAT, COMPLETE, EMBED, TRANSCRIBE, TRANSLATE, SPEAK)
