@@ -57,6 +57,8 @@ class TokenRow(Row):
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0
+        self.tabled = 0
+        """Blocks that the device's table already has."""
         self.digests: list[bytes] = []
 
     def end(self, error: BaseException | None = None) -> None:

@@ -25,6 +25,9 @@ from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError
 from polymux.core.vocabulary import BranchEnded, Tokens
 
+ON_DEVICE = -1
+"""In place of an id: the row's newest token, which the host has not seen yet."""
+
 PROMPT_CHUNK = 64
 """Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
 
@@ -52,6 +55,8 @@ class TokenBatch:
     """(T,) int64."""
     sampled: Tensor
     """(S,) int64: places in the packed batch whose logits are wanted."""
+    finals: Tensor
+    """(S,) int64: the rows they belong to, counted in the batch."""
     context: PagedContext
 
 
@@ -93,6 +98,8 @@ class TokenStage(Stage):
         self._attention: AttentionBackend = site.attention(shape.dtype, shape.head_dim)
         self._view = view_blocks(site.arena, self.cache)
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
+        columns = -(-min(shape.context, self._view.shape[0] * settings.block) // settings.block)
+        self._tables = torch.zeros(self.max_rows, columns, dtype=torch.int64, device=site.device.torch)
         self._last = torch.zeros(self.max_rows, dtype=torch.int64, device=site.device.torch)
         self._penalties: dict[int, Penalties] = {}
         self._rules = RuleStates(self.max_rows, site.device.torch)
@@ -118,6 +125,7 @@ class TokenStage(Stage):
 
     def admitted(self, row: Row) -> None:
         row = _token_row(row)
+        row.tabled = 0
         if wants_penalties(row.request.sampling):
             self._penalties[row.slot] = Penalties.of(
                 row.request.prompt, row.generated, self.model.shape.vocabulary, self._device.torch
@@ -141,57 +149,67 @@ class TokenStage(Stage):
     def launch(self, plan: Plan) -> Ticket:
         with torch.inference_mode():
             finals = [grant for grant in plan.grants if grant.final]
-            logits = self.model.forward(self._pack(plan))
+            batch = self._pack(plan)
+            logits = self.model.forward(batch)
             if not finals:
                 return Ticket(plan)
             samples = sample(logits.float(), self._sample_batch(finals))
-            slots = torch.tensor([grant.row.slot for grant in finals], device=self._device.torch)
-            self._last[slots] = samples.tokens
+            self._last[batch.context.batch.slots[batch.finals]] = samples.tokens
             return Ticket(plan, self._device.copy_to_host(samples.tensors()))
 
     def _pack(self, plan: Plan) -> TokenBatch:
-        device = self._device.torch
-        size = self.cache.units
+        """The launch's input, worked out on the host and sent in one piece."""
         ids: list[int] = []
-        from_device: list[int] = []
-        slots: list[int] = []
         positions: list[int] = []
-        starts, lengths, sampled = [0], [], []
-        write_blocks: list[int] = []
-        columns = max(len(grant.row.blocks) for grant in plan.grants)
-        tables = []
-        for grant in plan.grants:
-            row = _token_row(grant.row)
-            known = row.tokens[grant.start : grant.start + grant.count]
-            if len(known) < grant.count:  # the newest token is still on the device
-                from_device.append(len(ids) + grant.count - 1)
-                slots.append(row.slot)
-                known = [*known, 0]
-            ids += known
-            places = range(grant.start, grant.start + grant.count)
-            positions += places
-            write_blocks += [row.blocks[place // size] for place in places]
-            # a row is padded with a block of its own: a neighbour's values must not reach it, not even masked
-            tables.append(row.blocks + row.blocks[-1:] * (columns - len(row.blocks)))
+        token_slots: list[int] = []
+        starts, lengths, slots, finals = [0], [], [], []
+        changes: list[tuple[int, int, int]] = []
+        for place, grant in enumerate(plan.grants):
+            row, end = _token_row(grant.row), grant.start + grant.count
+            ids += row.tokens[grant.start : end]
+            if end > len(row.tokens):
+                ids.append(ON_DEVICE)
+            positions += range(grant.start, end)
+            token_slots += [row.slot] * grant.count
+            slots.append(row.slot)
             starts.append(len(ids))
-            lengths.append(grant.start + grant.count)
+            lengths.append(end)
             if grant.final:
-                sampled.append(len(ids) - 1)
-        packed = torch.tensor(ids, device=device)
-        if from_device:
-            packed[torch.tensor(from_device, device=device)] = self._last[torch.tensor(slots, device=device)]
-        where = torch.tensor(positions, device=device)
+                finals.append(place)
+            if row.tabled < len(row.blocks):
+                changes += [(row.slot, column, row.blocks[column]) for column in range(row.tabled, len(row.blocks))]
+                row.tabled = len(row.blocks)
+        sent = self._device.upload(
+            {
+                "ids": ids,
+                "positions": positions,
+                "token_slots": token_slots,
+                "slots": slots,
+                "starts": starts,
+                "lengths": lengths,
+                "finals": finals,
+                "changes": [number for change in changes for number in change],
+            }
+        )
+        if changes:
+            rows, columns, blocks = sent["changes"].view(-1, 3).unbind(dim=1)
+            self._tables[rows, columns] = blocks
         batch = PagedBatch(
             starts,
             lengths,
-            torch.tensor(tables, device=device),
-            torch.tensor(write_blocks, device=device),
-            where % size,
+            self.cache.units,
+            self._tables,
+            sent["slots"],
+            sent["starts"],
+            sent["lengths"],
+            sent["token_slots"],
+            sent["positions"],
         )
         if self._slabs is not None:
             batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
+        known = torch.where(sent["ids"] == ON_DEVICE, self._last[sent["token_slots"]], sent["ids"])
         context = PagedContext(self._attention, self._view, batch, self._slabs)
-        return TokenBatch(packed, where, torch.tensor(sampled, dtype=torch.int64, device=device), context)
+        return TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
 
     def _sample_batch(self, finals: list[Grant]) -> SampleBatch:
         rows = [_token_row(grant.row) for grant in finals]

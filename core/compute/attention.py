@@ -41,13 +41,20 @@ class PagedBatch:
     """R + 1: where each row's new tokens start in the packed batch."""
     lengths: list[int]
     """R: tokens of each row once this launch has written its own."""
+    block: int
+    """Tokens of one block."""
     tables: Tensor
-    """(R, columns) int64: blocks of each row, in order."""
-    write_blocks: Tensor
-    """(T,) int64: the block each new token's key and value go to."""
-    write_offsets: Tensor
-    """(T,) int64: the place in that block."""
-
+    """(slots, columns) int64: the blocks of every slot's row, in order. What stands behind them is stale."""
+    slots: Tensor
+    """(R,) int64: each row's slot."""
+    row_starts: Tensor
+    """(R + 1,) int64: `starts` on the device."""
+    row_lengths: Tensor
+    """(R,) int64: `lengths` on the device."""
+    token_slots: Tensor
+    """(T,) int64: the slot each new token belongs to; -1 for padding, which is neither written nor read."""
+    positions: Tensor
+    """(T,) int64: the place of each new token in its row."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What a backend works out once a launch and uses in every layer."""
     slabs: list[int] = field(default_factory=list)
@@ -72,17 +79,18 @@ class AttentionBackend(ABC):
     def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
         """Attention inside each row of a packed batch: (T, heads, dim)."""
 
+    def write(self, key: Tensor, value: Tensor, cache: Tensor, batch: PagedBatch) -> None:
+        """Put the new keys and values into their blocks of `cache` (blocks, 2, block, kv heads, dim), one layer's."""
+        if "places" not in batch.memo:
+            blocks = batch.tables[batch.token_slots, batch.positions // batch.block]
+            batch.memo["places"] = (blocks, batch.positions % batch.block)
+        blocks, offsets = batch.memo["places"]
+        cache[blocks, 0, offsets] = key.to(cache.dtype)
+        cache[blocks, 1, offsets] = value.to(cache.dtype)
+
     @abstractmethod
-    def paged(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: Tensor,
-        batch: PagedBatch,
-        options: AttentionOptions,
-    ) -> Tensor:
-        """Write the new keys and values into `cache` (blocks, 2, block, kv heads, dim) of one layer, then attend."""
+    def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        """Each row's new queries attend to all the row has in `cache`, its new tokens included: (T, heads, dim)."""
 
     @abstractmethod
     def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
@@ -115,7 +123,9 @@ class PagedContext:
         self.slabs = slabs
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        return self.backend.paged(query, key, value, self.cache[:, layer], self.batch, options)
+        cache = self.cache[:, layer]
+        self.backend.write(key, value, cache, self.batch)
+        return self.backend.paged(query, cache, self.batch, options)
 
     def attend_slab(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
         """Cross-attention of (T, heads, dim) queries to what the row's encoder left."""

@@ -8,6 +8,7 @@ launch-ahead can be tested without an accelerator. Reading early is an error the
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from polymux.core.errors import ConfigError, InternalError
@@ -34,6 +35,10 @@ class Device:
 
     def copy_to_host(self, tensors: dict[str, torch.Tensor]) -> HostCopy:
         return HostCopy(tensors)
+
+    def upload(self, numbers: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+        """Lists of integers as int64 tensors on the device, without waiting for it."""
+        return {name: torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
 
     def launched(self) -> None:
         """One more launch is out."""
@@ -65,6 +70,14 @@ class CudaDevice(Device):
 
     def copy_to_host(self, tensors: dict[str, torch.Tensor]) -> HostCopy:
         return _PinnedCopy(tensors)
+
+    def upload(self, numbers: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+        # one pinned buffer and one copy: a copy from pageable memory would wait for the stream
+        flat = np.concatenate([np.asarray(values, dtype=np.int64) for values in numbers.values()])
+        pinned = torch.empty(flat.size, dtype=torch.int64, pin_memory=True)
+        pinned.numpy()[:] = flat
+        sent = pinned.to(self.torch, non_blocking=True)
+        return dict(zip(numbers, sent.split([len(values) for values in numbers.values()])))
 
 
 class _LateCopy(HostCopy):

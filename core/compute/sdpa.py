@@ -30,13 +30,15 @@ class _Singles:
     def of(cls, rows: list[int], batch: PagedBatch, size: int, window: int | None, device: torch.device) -> _Singles:
         lengths = torch.tensor([batch.lengths[row] for row in rows], device=device)[:, None]
         columns = -(-max(batch.lengths[row] for row in rows) // size)
+        # a row is padded with a block of its own: a neighbour's values must not reach it, not even masked
+        own = torch.minimum(torch.arange(columns, device=device)[None], (lengths - 1) // size)
         seen = torch.arange(columns * size, device=device)[None]
         mask = seen < lengths
         if window is not None:
             mask = mask & (seen >= lengths - window)
         return cls(
             places=torch.tensor([batch.starts[row] for row in rows], device=device),
-            blocks=batch.tables[torch.tensor(rows, device=device), :columns].reshape(-1),
+            blocks=batch.tables[batch.slots[torch.tensor(rows, device=device)][:, None], own].reshape(-1),
             mask=mask[:, None, None],
         )
 
@@ -53,12 +55,8 @@ class SdpaAttention(AttentionBackend):
             out[start:end] = self._attend_row(query[start:end], key[start:end], value[start:end], options)
         return out
 
-    def paged(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions
-    ) -> Tensor:
+    def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         keys, values = cache[:, 0], cache[:, 1]
-        keys[batch.write_blocks, batch.write_offsets] = key.to(cache.dtype)
-        values[batch.write_blocks, batch.write_offsets] = value.to(cache.dtype)
         singles = self._singles(batch, cache.shape[2], options.window, query.device)
         if singles is not None and batch.decoding:
             return self._attend_singles(query, keys, values, singles, options)
@@ -66,7 +64,7 @@ class SdpaAttention(AttentionBackend):
         for row, length in enumerate(batch.lengths):
             start, end = batch.starts[row], batch.starts[row + 1]
             if end - start > 1:
-                blocks = batch.tables[row, : -(-length // cache.shape[2])]
+                blocks = batch.tables[batch.slots[row], : -(-length // cache.shape[2])]
                 seen_keys = keys[blocks].flatten(0, 1)[:length].to(query.dtype)
                 seen_values = values[blocks].flatten(0, 1)[:length].to(query.dtype)
                 out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)

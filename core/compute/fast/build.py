@@ -58,7 +58,8 @@ def _check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
     ids = torch.randint(0, vocabulary, (sum(CHECK_ROWS),), generator=generator).to(device)
     places = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
     starts = [0, CHECK_ROWS[0], sum(CHECK_ROWS)]
-    return TokenBatch(ids, places, torch.arange(len(ids), device=device), _Recorder(starts))
+    everything = torch.arange(len(ids), device=device)
+    return TokenBatch(ids, places, everything, everything, _Recorder(starts))
 
 
 def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | None) -> FastDecoder:

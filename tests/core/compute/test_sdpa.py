@@ -57,6 +57,23 @@ def make_options(drawn: tuple, heads: int) -> AttentionOptions:
     )
 
 
+def make_batch(tables: list[list[int]], rows: list[tuple[int, int]], block: int) -> PagedBatch:
+    """Rows with (past, new) tokens, each in the slot of its number."""
+    starts = [0, *itertools.accumulate(new for _, new in rows)]
+    lengths = [past + new for past, new in rows]
+    return PagedBatch(
+        starts,
+        lengths,
+        block,
+        torch.tensor(tables),
+        slots=torch.arange(len(rows)),
+        row_starts=torch.tensor(starts),
+        row_lengths=torch.tensor(lengths),
+        token_slots=torch.tensor([row for row, (_, new) in enumerate(rows) for _ in range(new)]),
+        positions=torch.tensor([place for past, new in rows for place in range(past, past + new)]),
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), heads=HEADS, drawn=options_of, seed=st.integers(0, 99)
@@ -92,22 +109,14 @@ def test_paged_rows_extend_their_blocks(
     cache = torch.randn(len(rows) * columns, layers, 2, size, heads[1], DIM)
     untouched = cache[:, 0].clone()
     whole = [torch.randn(2, past + new, heads[1], DIM) for past, new in rows]
-    tables, write_blocks, write_offsets, starts = [], [], [], [0]
+    tables, starts = [], [0]
     for row, (past, new) in enumerate(rows):
         used = order[row, : -(-(past + new) // size)].tolist()
         tables.append(used + used[-1:] * (columns - len(used)))
         for place in range(past):
             cache[used[place // size], layer, :, place % size] = whole[row][:, place]
-        write_blocks += [used[place // size] for place in range(past, past + new)]
-        write_offsets += [place % size for place in range(past, past + new)]
         starts.append(starts[-1] + new)
-    batch = PagedBatch(
-        starts,
-        [past + new for past, new in rows],
-        torch.tensor(tables),
-        torch.tensor(write_blocks),
-        torch.tensor(write_offsets),
-    )
+    batch = make_batch(tables, rows, size)
     query = torch.randn(starts[-1], heads[0], DIM)
     key, value = (torch.cat([each[part, past:] for each, (past, _) in zip(whole, rows)]) for part in range(2))
     out = PagedContext(BACKEND, cache, batch).attend(layer, query, key, value, options)
@@ -130,8 +139,8 @@ def test_cross_attention_reads_all_of_a_rows_own_slab(
     starts = [0, *itertools.accumulate(counts)]
     slabs = torch.randn(3, 2, 2, 7, heads[1], DIM)
     reads = [row % 3 for row in range(len(counts))]
-    none = torch.empty(0, dtype=torch.int64)
-    batch = PagedBatch(starts, counts, none, none, none, slabs=reads)
+    batch = make_batch([[0]] * len(counts), [(0, count) for count in counts], 4)
+    batch.slabs = reads
     query = torch.randn(starts[-1], heads[0], DIM)
     out = PagedContext(BACKEND, slabs, batch, slabs).attend_slab(1, query, options)
     whole = AttentionOptions(scale=options.scale, causal=False, softcap=options.softcap, sinks=options.sinks)
@@ -144,7 +153,7 @@ def test_cross_attention_reads_all_of_a_rows_own_slab(
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     """A row's NaN never reaches a neighbour through padding or masks."""
     cache = torch.zeros(4, 1, 2, 4, 2, DIM)
-    batch = PagedBatch([0, 1, 2], [8, 2], torch.tensor([[0, 1], [2, 2]]), torch.tensor([1, 2]), torch.tensor([3, 1]))
+    batch = make_batch([[0, 1], [2, 2]], [(7, 1), (1, 1)], 4)
     query, key, value = torch.randn(2, 2, DIM), *torch.randn(2, 2, 2, DIM)
     cache[0] = float("nan")
     out = PagedContext(BACKEND, cache, batch).attend(0, query, key, value, AttentionOptions(scale=1.0))
@@ -153,7 +162,6 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
 
 
 def test_cross_attention_without_slabs_is_an_error() -> None:
-    none = torch.empty(0, dtype=torch.int64)
-    context = PagedContext(BACKEND, torch.empty(0), PagedBatch([0], [], none, none, none))
+    context = PagedContext(BACKEND, torch.empty(0), make_batch([[0]], [(0, 1)], 4))
     with pytest.raises(InternalError, match="without slabs"):
         context.attend_slab(0, torch.empty(0, 1, DIM), AttentionOptions(scale=1.0))
