@@ -7,22 +7,20 @@ before the host has seen launch k. What the host learns later is only that a ste
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from math import prod
-
 import torch
 from torch import Tensor
 
-from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, DenoiseModel
+from polymux.core.batch.plan import Plan
+from polymux.core.batch.reuse import Entry, ReusingPass
 from polymux.core.batch.row import Row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
-from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow, Trajectory
+from polymux.core.batch.trajectory import DenoiseRow, Trajectory
+from polymux.core.cache.saved import Saved, SavedTokens, saved_tokens
 from polymux.core.compute.device import HostCopy
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import pack
-from polymux.core.errors import InternalError
+from polymux.core.errors import InternalError, InvalidRequest
 from polymux.core.tasks import Progress
 from polymux.core.vocabulary import Output
 
@@ -30,54 +28,14 @@ PROGRESS = "progress"
 """The `kind` of the `Output` that carries a `tasks.Progress`."""
 
 
-@dataclass
-class DenoiseBatch:
-    """The input of one pass: P rows, every branch of every request in turn, all of one group."""
-
-    latents: Tensor
-    """(P, *shape) float32, scaled for the model."""
-    timesteps: Tensor
-    """(P,) float32, in the scheduler's own units."""
-    conditions: list[Mapping[str, Tensor]]
-    """Per row."""
-
-    def gather(self, name: str) -> Tensor:
-        """One condition of all rows: (P, ...)."""
-        return torch.stack([condition[name] for condition in self.conditions])
-
-
-class DenoiseModel(ABC):
-    """What a modality supplies: predictions for rows at different timesteps, and what must agree to share a pass."""
-
-    @abstractmethod
-    def forward(self, batch: DenoiseBatch) -> Tensor:
-        """The model's predictions (noise, velocity, sample: what the scheduler expects), (P, *shape) float32."""
-
-    def group(self, row: DenoiseRow) -> Hashable:
-        """What must be equal for two rows to share their next pass: resolution, text length, expert, adapter."""
-        request = row.request
-        return (
-            request.shape,
-            *(tuple(value.shape for value in condition.values()) for condition in request.conditions),
-        )
-
-    def size(self, request: DenoiseRequest) -> int:
-        """Units of work in one branch of one step: tokens of a transformer."""
-        return prod(request.shape[1:])
-
-    def combine(self, request: DenoiseRequest, predictions: Tensor) -> Tensor:
-        """The prediction of a request, (1, *shape), from those of its branches, (branches, *shape)."""
-        if len(predictions) == 1:
-            return predictions
-        with_prompt, without = predictions[:1], predictions[1:]
-        return without + request.scale * (with_prompt - without)
-
-
 class DenoiseStage(Stage):
     """Denoises rows of one model. Rows are `DenoiseRow`s, and end with their latent on the device.
 
-    `max_units` bounds a launch: more rows than keep the device busy only make every row wait longer.
+    `max_units` bounds a launch: more rows than keep the device busy only make every row wait longer. Rows of a
+    transformer may have a step cache each; where one must measure before it decides, the launch has a join.
     """
+
+    indivisible = True
 
     def __init__(self, name: str, model: DenoiseModel, site: Site, *, max_units: int, max_rows: int = 64) -> None:
         self.name = name
@@ -85,6 +43,10 @@ class DenoiseStage(Stage):
         self.max_units = max_units
         self.max_rows = max_rows
         self._device = site.device
+        self._tokens: SavedTokens | None = None
+        if isinstance(model, BlockModel):
+            self.cache = saved_tokens(f"{name}.saved", model.dim, model.dtype)
+            self._tokens = SavedTokens(site.arena, self.cache)
 
     # ---- what rows want ----
 
@@ -92,18 +54,28 @@ class DenoiseStage(Stage):
         row = _denoise_row(row)
         return row.size if row.next_step < row.steps else 0
 
+    def units(self, row: Row) -> int:
+        request = _denoise_row(row).request
+        if request.rule is None or not isinstance(self.model, BlockModel):
+            return 0
+        return request.rule.planes * self.model.tokens(request) * len(request.conditions)
+
+    def reach(self, row: Row, units: int) -> int:
+        return self.units(row)  # what a row saves does not grow with its steps
+
     def admitted(self, row: Row) -> None:
         row = _denoise_row(row)
-        row.size = self.model.size(row.request) * len(row.request.conditions)
+        request = row.request
+        row.size = self.model.size(request) * len(request.conditions)
         with torch.inference_mode():
-            row.trajectory = Trajectory(row.request, self._device.torch)
+            row.trajectory = Trajectory(request, self._device.torch)
+        if request.rule is not None and isinstance(self.model, BlockModel):
+            tokens = self.model.tokens(request)
+            row.saved = [Saved(request.rule, row.steps, tokens, branch) for branch in range(len(request.conditions))]
 
     def released(self, row: Row) -> None:
-        _denoise_row(row).trajectory = None
-
-    def grant(self, row: Row, units: int) -> Grant:
         row = _denoise_row(row)
-        return super().grant(row, row.size)  # a step is never cut: one above the budget runs with what is left of it
+        row.trajectory, row.saved = None, []
 
     def compatible(self, first: Row, row: Row) -> bool:
         return self.model.group(_denoise_row(first)) == self.model.group(_denoise_row(row))
@@ -111,26 +83,54 @@ class DenoiseStage(Stage):
     # ---- launch ----
 
     def launch(self, plan: Plan) -> Ticket:
-        # a launch that failed is run again in halves: rows whose step is already taken must not take it twice
-        rows = [_denoise_row(grant.row) for grant in plan.grants]
-        due = [row for row, grant in zip(rows, plan.grants) if _trajectory(row).taken * row.size == grant.start]
+        rows = self._due(plan)
         with torch.inference_mode():
-            self._take_step(due)
-            latents = torch.cat([_trajectory(row).latents for row in rows])
-            finite = latents.isfinite().flatten(1).all(1)
-        return Ticket(plan, self._device.copy_to_host({"finite": finite}))
+            if any(row.saved for row in rows):
+                reusing = self._begin(rows)
+                if reusing.distances is not None:
+                    return Ticket(plan, reusing, joins=True)
+                self._advance(rows, reusing.complete())
+            elif rows:
+                self._advance(rows, self.model.forward(_gather(rows)))
+            return Ticket(plan, self._check(plan))
 
-    def _take_step(self, rows: list[DenoiseRow]) -> None:
-        """Enqueue one step of every row: one pass, then each row's update."""
-        if not rows:
-            return
-        predictions = self.model.forward(_gather(rows))
+    def join(self, ticket: Ticket) -> None:
+        """The one wait of a launch whose rows measure: the host learns how far each signal has moved."""
+        reusing: ReusingPass = ticket.results
+        with torch.inference_mode():
+            self._advance(self._due(ticket.plan), reusing.complete(reusing.distances.tolist()))
+            ticket.results = self._check(ticket.plan)
+
+    def _due(self, plan: Plan) -> list[DenoiseRow]:
+        """The rows that take their step now. A launch that failed is run again: nobody may take a step twice."""
+        rows = [_denoise_row(grant.row) for grant in plan.grants]
+        if self._tokens is None and any(row.request.rule is not None for row in rows):
+            raise InvalidRequest("this model computes every step: it has no step cache", param="cache")
+        return [row for row, grant in zip(rows, plan.grants) if _trajectory(row).taken * row.size == grant.start]
+
+    def _begin(self, rows: list[DenoiseRow]) -> ReusingPass:
+        entries: list[Entry] = []
+        for row in rows:
+            step = _trajectory(row).taken
+            for saved in row.saved:
+                saved.locate(row.blocks, self._device.torch)
+            entries += [Entry(step, saved) for saved in row.saved or [None] * len(row.request.conditions)]
+        reusing = ReusingPass(self.model, self._tokens, _gather(rows), entries)
+        reusing.begin()
+        return reusing
+
+    def _advance(self, rows: list[DenoiseRow], predictions: Tensor) -> None:
+        """Enqueue every row's update. `predictions`: those of all branches in turn, (P, *shape)."""
         first = 0
         for row in rows:
             branches = len(row.request.conditions)
             prediction = self.model.combine(row.request, predictions[first : first + branches].float())
             _trajectory(row).advance(prediction)
             first += branches
+
+    def _check(self, plan: Plan) -> HostCopy:
+        latents = torch.cat([_trajectory(grant.row).latents for grant in plan.grants])
+        return self._device.copy_to_host({"finite": latents.isfinite().flatten(1).all(1)})
 
     # ---- collect ----
 
@@ -151,7 +151,10 @@ class DenoiseStage(Stage):
     @staticmethod
     def _report(row: DenoiseRow, outcomes: Outcomes) -> None:
         step = row.done // row.size
-        row.job.receipt.steps_run += 1
+        if row.saved and not any(saved.cache.computed[step - 1] for saved in row.saved):
+            row.job.receipt.steps_skipped += 1
+        else:
+            row.job.receipt.steps_run += 1
         if row.request.publish:
             progress = Progress(row.branch, step, row.steps)
             outcomes.reports.append(Output(row.job.id, PROGRESS, pack(progress)))

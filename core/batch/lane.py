@@ -131,10 +131,10 @@ class Lane:
             if row.admitted_at is None:
                 row.admitted_at = time.monotonic()
             bisect.insort(self.running, row, key=_rank)
-            if grants and not self.stage.compatible(grants[0].row, row):
-                continue  # its group's turn comes
             units = self._fit(row, budget)
-            if units > 0 and self.residency.grow(row, self.stage.reach(row, units)):
+            if units <= 0 or not self.residency.grow(row, self.stage.reach(row, units)):
+                continue
+            if not grants or self.stage.compatible(grants[0].row, row):  # else its group's turn comes
                 grants.append(self.stage.grant(row, units))
                 budget -= units
 

@@ -19,6 +19,8 @@ from polymux.core.batch.row import Row
 from polymux.core.errors import InternalError, InvalidRequest
 
 if TYPE_CHECKING:
+    from polymux.core.cache.saved import Saved
+    from polymux.core.cache.stepcache import StepRule
     from polymux.core.engine.job import Job
 
 
@@ -45,6 +47,8 @@ class DenoiseRequest:
     """Of classifier-free guidance, with two branches."""
     seed: int = 0
     """Of the initial noise and of a stochastic scheduler's. Picture k of n has seed + k."""
+    rule: StepRule | None = None
+    """Which steps reuse what an earlier one saved; None: every step is computed."""
     latents: Tensor | None = None
     """Start from these (noised to the first timestep) in place of fresh noise."""
     publish: bool = True
@@ -66,6 +70,8 @@ class DenoiseRow(Row):
             raise InvalidRequest("an image needs at least one denoising step and one prompt", param="steps")
         self.size = 1
         self.trajectory: Trajectory | None = None
+        self.saved: list[Saved] = []
+        """Per branch, while the row runs; empty without a rule."""
         self.result: Tensor | None = None
 
     @property

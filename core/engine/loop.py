@@ -152,7 +152,15 @@ class Loop:
         if ticket.joins:
             while self._inflight:
                 self._collect(*self._inflight.popleft())
-            lane.stage.join(ticket)
+            try:
+                lane.stage.join(ticket)
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                lane.inflight -= 1
+                self._halve(lane, plan, error)
+                return
+            self.site.device.launched()  # its second half is one more
         self._inflight.append((lane, ticket))
 
     def _halve(self, lane: Lane, plan: Plan, error: Exception) -> None:

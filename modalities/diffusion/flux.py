@@ -13,7 +13,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import Tensor
 
-from polymux.core.batch.denoise import DenoiseBatch, DenoiseModel
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.errors import InvalidRequest
 
@@ -31,40 +31,33 @@ GRIDS = 16
 
 
 @dataclass(frozen=True)
-class FluxStreams:
-    """What flows through the blocks: P rows of T picture tokens and S text tokens."""
+class Layout:
+    """What the rows of a group share."""
 
-    hidden: Tensor
-    """(P, T, dim)."""
-    text: Tensor
-    """(P, S, dim)."""
-    modulation: Tensor
-    """(P, dim), from timestep, guidance and pooled text."""
-    rotary: tuple[Tensor, Tensor]
-    """(S + T, head dim) each, cosines and sines, shared by the rows."""
     grid: tuple[int, int]
     """Picture tokens down and across."""
+    rotary: tuple[Tensor, Tensor]
+    """Cosines and sines, (text tokens + picture tokens, head dim) each."""
 
 
-class FluxDenoiser(DenoiseModel):
+class FluxDenoiser(BlockModel):
     """Predicts velocities. The transformer's own modules run; the walk through them is ours."""
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
         self.transformer = transformer.eval().requires_grad_(False)
         self.dtype = transformer.dtype
-        self._rotary = lru_cache(GRIDS)(self._compute_rotary)
+        self.dim = transformer.inner_dim
+        self._blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+        self._layout = lru_cache(GRIDS)(self._make_layout)
+
+    def tokens(self, request: DenoiseRequest) -> int:
+        _, height, width = request.shape
+        return (height // 2) * (width // 2)
 
     def size(self, request: DenoiseRequest) -> int:
-        _, height, width = request.shape
-        return (height // 2) * (width // 2) + request.conditions[0][PROMPT].shape[0]
+        return self.tokens(request) + request.conditions[0][PROMPT].shape[0]
 
-    def forward(self, batch: DenoiseBatch) -> Tensor:
-        streams = self.embed(batch)
-        for block in (*self.transformer.transformer_blocks, *self.transformer.single_transformer_blocks):
-            streams = _run_block(block, streams)
-        return self.finish(streams)
-
-    def embed(self, batch: DenoiseBatch) -> FluxStreams:
+    def embed(self, batch: DenoiseBatch) -> Streams:
         """Rounded like diffusers' pipeline: the timestep to the model's dtype first, then divided, then multiplied."""
         model = self.transformer
         tokens = pack_latents(batch.latents.to(self.dtype))
@@ -77,30 +70,41 @@ class FluxDenoiser(DenoiseModel):
         else:
             modulation = model.time_text_embed(time, pooled)
         grid = (batch.latents.shape[-2] // 2, batch.latents.shape[-1] // 2)
-        rotary = self._rotary(grid, text.shape[1])
-        return FluxStreams(model.x_embedder(tokens), model.context_embedder(text), modulation, rotary, grid)
+        beside = {"text": model.context_embedder(text), "modulation": modulation}
+        return Streams(model.x_embedder(tokens), beside, self._layout(grid, text.shape[1]))
 
-    def finish(self, streams: FluxStreams) -> Tensor:
-        hidden = self.transformer.norm_out(streams.hidden, streams.modulation)
-        return unpack_latents(self.transformer.proj_out(hidden).float(), streams.grid)
+    def head(self, streams: Streams) -> Streams:
+        return _run_block(self._blocks[0], streams)
 
-    def _compute_rotary(self, grid: tuple[int, int], text_tokens: int) -> tuple[Tensor, Tensor]:
+    def body(self, streams: Streams) -> Streams:
+        for block in self._blocks[1:]:
+            streams = _run_block(block, streams)
+        return streams
+
+    def finish(self, streams: Streams) -> Tensor:
+        hidden = self.transformer.norm_out(streams.hidden, streams.beside["modulation"])
+        return unpack_latents(self.transformer.proj_out(hidden).float(), streams.shared.grid)
+
+    def modulate(self, streams: Streams) -> Tensor:
+        return self._blocks[0].norm1(streams.hidden, emb=streams.beside["modulation"])[0]
+
+    def _make_layout(self, grid: tuple[int, int], text_tokens: int) -> Layout:
         height, width = grid
         positions = torch.zeros(text_tokens + height * width, 3, device=self.transformer.device)
         picture = positions[text_tokens:].view(height, width, 3)
         picture[..., 1] = torch.arange(height, device=positions.device)[:, None]
         picture[..., 2] = torch.arange(width, device=positions.device)[None, :]
-        return self.transformer.pos_embed(positions)
+        return Layout(grid, self.transformer.pos_embed(positions))
 
 
-def _run_block(block: torch.nn.Module, streams: FluxStreams) -> FluxStreams:
+def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
     text, hidden = block(
         hidden_states=streams.hidden,
-        encoder_hidden_states=streams.text,
-        temb=streams.modulation,
-        image_rotary_emb=streams.rotary,
+        encoder_hidden_states=streams.beside["text"],
+        temb=streams.beside["modulation"],
+        image_rotary_emb=streams.shared.rotary,
     )
-    return replace(streams, text=text, hidden=hidden)
+    return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
 
 
 def pack_latents(latents: Tensor) -> Tensor:
