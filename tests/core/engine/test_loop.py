@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
@@ -156,6 +159,53 @@ def test_the_guilty_row_fails_alone(device: Device, poison: int, says: str, stat
     driver.finish(), clean.finish()
     assert [driver.tokens(f"again {number}") for number in range(6)] == expected
     assert driver.tokens("long") == clean.tokens("long") != []
+
+
+jobs_of_any_kind = st.tuples(
+    st.integers(0, 5),  # whose prompt
+    st.sampled_from([None, None, RAISES, NAN, FULL]),  # what is in it
+    st.integers(0, 12),  # the step before which it joins
+    st.one_of(st.none(), st.integers(0, 6)),  # steps after which it leaves
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    jobs=st.lists(jobs_of_any_kind, min_size=1, max_size=10),
+    lagged=st.booleans(),
+    room=st.sampled_from([80, 128, 1000]),
+    units=st.sampled_from([3, 16, 64]),
+)
+def test_any_mix_of_guilty_and_innocent(jobs: list[tuple], lagged: bool, room: int, units: int) -> None:
+    """Whoever raises, goes wrong, leaves or is preempted: every innocent job that stays says what it says alone."""
+    driver = open_tokens(LaggedCpu() if lagged else Device(), tokens=room, units=units)
+    for step in range(20):
+        for number, (whose, poison, join, leave) in enumerate(jobs):
+            if join == step:
+                prompt = prompt_of(whose, 15)
+                submit(driver, str(number), [*prompt[:14], poison] if poison else prompt, tokens=8)
+            if leave is not None and join + leave == step:
+                driver.cancel(str(number))
+        driver.step()
+    driver.finish()
+    for number, (whose, poison, _, leave) in enumerate(jobs):
+        expected = alone(whose)
+        tokens = driver.tokens(str(number))
+        if poison:
+            assert tokens == []
+            assert leave is not None or driver.error(str(number)) is not None
+        elif leave is not None:
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+
+
+@cache
+def alone(whose: int) -> list[int]:
+    driver = open_tokens(Device())
+    submit(driver, "it", prompt_of(whose, 15), tokens=8)
+    driver.finish()
+    return driver.tokens("it")
 
 
 def test_a_row_that_goes_wrong_in_the_middle_leaves_no_prefix(device: Device) -> None:
