@@ -49,11 +49,6 @@ def test_segments_joined_equal_the_text():
     assert deltas == "".join(segment.text for segment in segments) == "The first. The end, the END. Stop!"
     times = [(segment.start, segment.end) for segment in segments]
     assert times == [(0.5, 2.0), (2.0, 3.0), (29.4, 30.9), (30.9, 32.4)]
-        (0.5, 2.0),
-        (2.0, 3.0),
-        (29.4, 30.9),
-        (30.9, 32.4),
-    ]
     assert [segment.id for segment in segments] == [0, 1, 2, 3]
     assert [segment.seek for segment in segments] == [0, 0, 2840, 2840]
     assert answers[-2:] == [Heard("english", 60.0), Done(answers[-1].usage, Receipt(input_units=3, output_units=9))]
