@@ -13,6 +13,7 @@ from polymux.core.tasks import Sampling
 if TYPE_CHECKING:
     from polymux.core.compute.rules import LogitRule
     from polymux.core.engine.job import Job
+    from polymux.core.text.guide import Guide
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class TokenRequest:
     """Tokens whose logprobs at the first place are wanted, before any rule."""
     salt: bytes = b""
     """Root of the prefix digests: model, adapter, tenant."""
+    guide: Guide | None = None
+    """Says on the host which tokens may come next. Belongs to one row, unlike the rest of a request."""
     publish: bool = True
     """Report tokens to the caller as they come; otherwise only the program sees them."""
 

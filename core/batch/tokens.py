@@ -19,10 +19,12 @@ from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, paged_kv, view_blocks
 from polymux.core.compute.attention import AttentionBackend, PagedBatch, PagedContext
 from polymux.core.compute.device import HostCopy
+from polymux.core.compute.masks import MaskUse
 from polymux.core.compute.rules import RuleStates
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
-from polymux.core.errors import InternalError
+from polymux.core.errors import InternalError, PolymuxError
+from polymux.core.text.guide import Guide, MaskWriter
 from polymux.core.vocabulary import BranchEnded, Tokens
 
 ON_DEVICE = -1
@@ -58,6 +60,17 @@ class TokenBatch:
     finals: Tensor
     """(S,) int64: the rows they belong to, counted in the batch."""
     context: PagedContext
+
+
+@dataclass
+class Drawing:
+    """The second half of a launch: logits that wait for their draw."""
+
+    finals: list[Grant]
+    logits: Tensor
+    """(S, vocabulary) float32."""
+    slots: Tensor
+    """(S,) int64: where the tokens go."""
 
 
 class TokenModel(ABC):
@@ -103,6 +116,7 @@ class TokenStage(Stage):
         self._last = torch.zeros(self.max_rows, dtype=torch.int64, device=site.device.torch)
         self._penalties: dict[int, Penalties] = {}
         self._rules = RuleStates(self.max_rows, site.device.torch)
+        self._masks = MaskWriter(shape.vocabulary)
 
     @property
     def capacity(self) -> int:
@@ -153,9 +167,34 @@ class TokenStage(Stage):
             logits = self.model.forward(batch)
             if not finals:
                 return Ticket(plan)
-            samples = sample(logits.float(), self._sample_batch(finals))
-            self._last[batch.context.batch.slots[batch.finals]] = samples.tokens
-            return Ticket(plan, self._device.copy_to_host(samples.tensors()))
+            drawing = Drawing(finals, logits.float(), batch.context.batch.slots[batch.finals])
+            if any(_token_row(grant.row).request.guide is not None for grant in finals):
+                return Ticket(plan, drawing, joins=True)
+            return Ticket(plan, self._draw(drawing, []))
+
+    def join(self, ticket: Ticket) -> None:
+        """The host knows every row's newest token: what may follow is masked, then drawn."""
+        drawing: Drawing = ticket.results
+        with torch.inference_mode():
+            ticket.results = self._draw(drawing, self._mask(drawing.finals))
+
+    def _draw(self, drawing: Drawing, masks: list[MaskUse]) -> HostCopy:
+        samples = sample(drawing.logits, self._sample_batch(drawing.finals, masks))
+        self._last[drawing.slots] = samples.tokens
+        return self._device.copy_to_host(samples.tensors())
+
+    def _mask(self, finals: list[Grant]) -> list[MaskUse]:
+        guides: list[Guide] = []
+        places: list[int] = []
+        for place, grant in enumerate(finals):
+            row = _token_row(grant.row)
+            if row.request.guide is not None and row.reason is None:  # one that ended draws nothing that counts
+                guides.append(row.request.guide)
+                places.append(place)
+        if not guides:
+            return []
+        rows = self._device.upload({"rows": places})["rows"]
+        return [MaskUse(rows, self._device.send(self._masks.write(guides)))]
 
     def _pack(self, plan: Plan) -> TokenBatch:
         """The launch's input, worked out on the host and sent in one piece."""
@@ -211,7 +250,7 @@ class TokenStage(Stage):
         context = PagedContext(self._attention, self._view, batch, self._slabs)
         return TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
 
-    def _sample_batch(self, finals: list[Grant]) -> SampleBatch:
+    def _sample_batch(self, finals: list[Grant], masks: list[MaskUse]) -> SampleBatch:
         rows = [_token_row(grant.row) for grant in finals]
         # a row watches where its first token is drawn
         watched = [
@@ -224,7 +263,7 @@ class TokenStage(Stage):
             positions=[grant.start + grant.count for grant in finals],
             penalties=[self._penalties.get(row.slot) for row in rows],
             logprobs=max((row.request.logprobs for row in rows if row.request.logprobs is not None), default=None),
-            rules=self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows]),
+            rules=masks + self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows]),
             watched=watched,
         )
 
@@ -254,13 +293,20 @@ class TokenStage(Stage):
             return
         request = row.request
         token = results["tokens"][place]
+        if request.guide is not None:
+            try:
+                request.guide.take(token)
+            except PolymuxError as error:
+                row.reason = "error"
+                outcomes.failed.append((row, error))
+                return
         if request.watched and not row.watched:
             row.watched = results["watched"][place][: len(request.watched)]
         row.tokens.append(token)
         row.started.set()
         if request.logprobs is not None:
             row.logprobs.append(results["logprobs"][place])
-        if token in request.stop_ids:
+        if token in request.stop_ids or (request.guide is not None and request.guide.finished):
             row.reason = "stop"
         elif len(row.tokens) - row.prompt_length >= request.max_tokens:
             row.reason = "length"

@@ -8,6 +8,8 @@ launch-ahead can be tested without an accelerator. Reading early is an error the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -39,6 +41,10 @@ class Device:
     def upload(self, numbers: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Lists of integers as int64 tensors on the device, without waiting for it."""
         return {name: torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
+
+    def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """An array on the device, without waiting for it."""
+        return torch.from_numpy(array)
 
     def launched(self) -> None:
         """One more launch is out."""
@@ -78,6 +84,9 @@ class CudaDevice(Device):
         pinned.numpy()[:] = flat
         sent = pinned.to(self.torch, non_blocking=True)
         return dict(zip(numbers, sent.split([len(values) for values in numbers.values()])))
+
+    def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).pin_memory().to(self.torch, non_blocking=True)
 
 
 class _LateCopy(HostCopy):

@@ -7,11 +7,13 @@ never depends on its neighbours, and non-finite logits cannot trip a device asse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from polymux.core.compute.masks import MaskUse
 from polymux.core.compute.rules import RuleUse
 from polymux.core.tasks import Sampling
 
@@ -65,7 +67,7 @@ class SampleBatch:
     penalties: list[Penalties | None]
     logprobs: int | None
     """The largest number of alternatives any row asks for; None when no row wants logprobs."""
-    rules: list[RuleUse] = field(default_factory=list)
+    rules: Sequence[RuleUse | MaskUse] = ()
     watched: list[tuple[int, ...]] = field(default_factory=list)
     """Per row, tokens whose logprobs are wanted before any rule; empty when no row watches one."""
 

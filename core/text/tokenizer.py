@@ -70,6 +70,11 @@ class Tokenizer:
         eos_ids = frozenset(id for config in configs for id in token_ids(config.get("eos_token_id")))
         return cls(backend, special_tokens=named, eos_ids=eos_ids)
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._backend.to_str()
+
     def find(self, token: str | None) -> int | None:
         """The id of a token by its exact spelling."""
         return None if token is None else self._backend.token_to_id(token)

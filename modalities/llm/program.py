@@ -18,8 +18,11 @@ from polymux.core.engine.site import Site
 from polymux.core.errors import ConfigError, ContextTooLong, InvalidRequest
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Vector
+from polymux.core.text.grammar import Grammar, Grammars
+from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
-from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
+from polymux.modalities.llm.guidance import GrammarStage, open_guide
+from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork, Guidance
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -28,23 +31,29 @@ if TYPE_CHECKING:
 class GenerationProgram(Program):
     """Continues prompts. The branches of one prompt start when its first has computed the prompt, and share it."""
 
-    def __init__(self, stage: TokenStage, reference: str) -> None:
+    def __init__(self, stage: TokenStage, reference: str, grammars: GrammarStage | None = None) -> None:
         self.work = {"chat": GenerateWork, "complete": GenerateWork}
         self.stage = stage
-        self.stages = (stage,)
+        self.stages = (stage,) if grammars is None else (stage, grammars)
         self._reference = reference
+        self._grammars = grammars
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, GenerateWork):
             raise InvalidRequest("malformed generation work")
         if work.score_prompts:
             raise InvalidRequest("logprobs of the prompt (echo with logprobs) are not supported yet", param="echo")
-        leaders = [job.start(self.stage, self._row(job, work, prompt, 0)) for prompt in range(len(work.prompts))]
+        grammar = await self._compile(job, work.guidance)
+        leaders = [
+            job.start(self.stage, self._row(job, work, prompt, 0, grammar)) for prompt in range(len(work.prompts))
+        ]
         rows = list(leaders)
         for prompt, leader in enumerate(leaders):
             if work.n > 1:
                 await leader.started
-                rows += [job.start(self.stage, self._row(job, work, prompt, choice)) for choice in range(1, work.n)]
+                rows += [
+                    job.start(self.stage, self._row(job, work, prompt, choice, grammar)) for choice in range(1, work.n)
+                ]
         for row in rows:
             await row
         job.receipt.input_units = sum(row.prompt_length for row in leaders)
@@ -56,7 +65,17 @@ class GenerationProgram(Program):
         shape = self.stage.model.shape
         return {"dtype": str(shape.dtype).removeprefix("torch."), "context": self.stage.capacity}
 
-    def _row(self, job: Job, work: GenerateWork, prompt: int, choice: int) -> TokenRow:
+    async def _compile(self, job: Job, guidance: Guidance | None) -> Grammar | None:
+        if guidance is None or guidance.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest("this model was loaded without its tokenizer: it follows no format")
+        return (
+            self._grammars.find(guidance.grammar)
+            or (await job.start(self._grammars, OneShotRow(job, guidance.grammar, 1))).result
+        )
+
+    def _row(self, job: Job, work: GenerateWork, prompt: int, choice: int, grammar: Grammar | None) -> TokenRow:
         ids = work.prompts[prompt]
         room = self.stage.capacity - len(ids)
         if room < 1:
@@ -72,6 +91,7 @@ class GenerationProgram(Program):
             stop_ids=frozenset(work.stop_token_ids),
             logprobs=work.logprobs,
             salt=root_digest(self._reference, work.salt),
+            guide=open_guide(work, grammar),
         )
         return TokenRow(job, request, branch)
 
@@ -107,7 +127,8 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         tier=options.get("tier", "fast"),
         quantization=options.get("quantization"),
     )
-    return GenerationProgram(TokenStage("decode", decoder, site), files.reference)
+    grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
+    return GenerationProgram(TokenStage("decode", decoder, site), files.reference, grammars)
 
 
 def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:

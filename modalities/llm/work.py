@@ -20,6 +20,25 @@ VECTOR = "vector"
 """The `kind` of the `Output` that carries a `tasks.Vector`."""
 
 
+class Thought(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How the model thinks before it answers: between two marks, each one token."""
+
+    begin: int
+    end: int
+    inside: bool = False
+    """The prompt has already opened the thought."""
+    budget: int | None = None
+    """Tokens after which the thought is closed."""
+
+
+class Guidance(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What every answer must look like."""
+
+    grammar: str | None = None
+    """As `core.text.grammar` writes it; it speaks of the answer, not of the thought before it."""
+    thought: Thought | None = None
+
+
 class GenerateWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Continue every prompt `n` times. Everything is checked and resolved: nothing here can be out of range.
 
@@ -38,6 +57,7 @@ class GenerateWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Ends a branch with reason stop. Holds the model's end-of-sequence ids unless they are to be ignored."""
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives, k within the vocabulary."""
+    guidance: Guidance | None = None
     score_prompts: bool = False
     """Emit `PromptScores` for every prompt; only with `logprobs`. A program that cannot raises `InvalidRequest`."""
     salt: str = ""
