@@ -161,7 +161,7 @@ class Sound(msgspec.Struct):
     """The next stretch of sound, one channel; stretches joined are the whole. Told as soon as it is known."""
 
     data: bytes
-    """Little-endian float32, nominally from -1 to 1."""
+    """Little-endian int16."""
     rate: int
     """Samples a second, the same for all stretches of one answer."""
 

@@ -13,9 +13,8 @@ END = re.compile(
     r"|\n\s*"
 )
 
-BEFORE_NAMES = frozenset(
-    ("Mr", "Mrs", "Ms", "Mx", "Dr", "Prof", "St", "Mt", "Ft", "Gen", "Gov", "Sen", "Rep", "Capt", "Lt", "Col", "Sgt")
-    + ("Cmdr", "Rev", "Hon", "Pres", "Cpl", "Maj", "Adm", "Fr", "Messrs", "vs")
+BEFORE_NAMES = re.compile(
+    "Mr|Mrs|Ms|Mx|Dr|Prof|St|Mt|Ft|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Cpl|Maj|Adm|Fr|Messrs|vs"
 )
 """Abbreviations whose point ends no sentence, though what follows begins with a capital letter or a digit."""
 
@@ -43,7 +42,7 @@ def _ends(text: str, end: re.Match[str]) -> bool:
     if end["mark"] != ".":
         return True
     word = text[: end.start()].rsplit(None, 1)[-1].lstrip("(\"“'‘[") if text[: end.start()].strip() else ""
-    return "\n" in end[0] or not (word in BEFORE_NAMES or (len(word) == 1 and word.isupper()))
+    return "\n" in end[0] or not (BEFORE_NAMES.fullmatch(word) or (len(word) == 1 and word.isupper()))
 
 
 def cut_text(text: str, longest: int) -> list[str]:

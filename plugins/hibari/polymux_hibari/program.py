@@ -1,0 +1,79 @@
+"""The engine half: one stage, one row for each piece of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from hibari import Hibari
+
+from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
+from polymux.core.engine.job import Job
+from polymux.core.engine.site import Site
+from polymux.core.engine.wire import unpack
+from polymux.core.errors import InvalidRequest
+from polymux.core.pipeline import Program
+from polymux_hibari.work import FRAME, RATE, SPOKEN, Piece, SpeakWork, Spoken
+
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
+
+SEED = 0
+"""Of the noise in consonants and breath: a piece sounds the same however often it is said, and beside whatever."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    ids: list[int]
+    voice: str
+    speed: float
+
+
+class VoiceModel(OneShotModel):
+    """Phonemes -> int16 samples. Each voice is a network of its own, which takes one utterance at a time."""
+
+    def __init__(self, voices: Mapping[str, Hibari]) -> None:
+        self.voices = voices
+
+    def forward(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
+        return [self.speak(item) for item in items]
+
+    def speak(self, utterance: Utterance) -> np.ndarray:
+        voice = self.voices[utterance.voice]
+        sound = voice.from_ids(utterance.ids, utterance.speed, np.random.default_rng(SEED))
+        return np.rint(np.clip(sound, -1.0, 1.0) * 32767).astype(np.int16)
+
+
+class SpeechProgram(Program):
+    """Says a text's pieces one after the other, each told as soon as it is spoken."""
+
+    def __init__(self, voice: OneShotStage) -> None:
+        self.work = {"speak": SpeakWork}
+        self.voice = voice
+        self.stages = (voice,)
+
+    async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if not isinstance(work, SpeakWork):
+            raise InvalidRequest("malformed speech work")
+        while ids := unpack(await job.receive(), Piece).ids:
+            row = OneShotRow(job, Utterance(ids, work.voice, work.speed), len(ids))
+            await job.start(self.voice, row)
+            job.receipt.input_units += len(ids) - 2
+            job.receipt.output_units += len(row.result) // FRAME
+            job.emit(SPOKEN, Spoken(row.result))
+
+    def describe(self) -> dict[str, Any]:
+        return {"dtype": "int8", "sample_rate": RATE}
+
+
+def load_speech(files: ModelFiles, site: Site) -> Program:
+    """One thread for each network: it runs beside the device, which has its own use for the other cores."""
+    voices = {
+        name: Hibari(voice=name, model=str(files.path(voice["file"])), threads=1)
+        for name, voice in files.config()["voices"].items()
+    }
+    return SpeechProgram(OneShotStage("voice", VoiceModel(voices), site, max_units=1, on_host=True))

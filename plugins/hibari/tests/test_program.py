@@ -1,0 +1,113 @@
+"""The engine says pieces in order, as the package itself would, beside whatever else runs; cancels free it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hibari import Hibari
+from polymux_hibari.front import SpeechFront
+from polymux_hibari.work import FRAME, SPOKEN, SpeakWork, Spoken
+
+from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.tasks import Speak
+from polymux.core.testing.drive import Driver
+
+TEXT = "One sentence. Another one, a little longer than the first! And a third?"
+
+
+@pytest.fixture
+def say(front: SpeechFront) -> Callable[..., None]:
+    def submit(driver: Driver, job: str, text: str = TEXT, speed: float = 1.0) -> None:
+        prepared = front.prepare("speak", Speak(text=text, speed=speed))
+        driver.submit(job, "voice", "speak", prepared.work)
+        for message in prepared.messages:
+            driver.post(job, message)
+
+    return submit
+
+
+def sounds(driver: Driver, job: str) -> list[np.ndarray]:
+    return [spoken.samples for spoken in driver.outputs(job, SPOKEN, Spoken)]
+
+
+@pytest.mark.parametrize("device", [Device, LaggedCpu])
+def test_sentences_sound_as_in_the_package(drive: Callable[..., Driver], say: Callable[..., None], device) -> None:
+    driver = drive(device)
+    say(driver, "a")
+    driver.finish()
+    hibari = Hibari()
+    expected = [hibari.from_phonemes(phonemes, 1.0, seed=0) for phonemes in hibari.phonemize(TEXT)]
+    found = sounds(driver, "a")
+    assert [len(samples) for samples in found] == [len(samples) for samples in expected]
+    for samples, wanted in zip(found, expected):
+        np.testing.assert_allclose(samples / 32767, wanted, atol=2e-5)
+    receipt = driver.receipt("a")
+    assert receipt is not None
+    assert receipt.output_units == sum(map(len, expected)) // FRAME
+    assert receipt.input_units == sum(map(len, hibari.phonemize(TEXT)))
+    assert 0 < receipt.first_ms < receipt.total_ms
+
+
+def test_the_same_alone_and_among_others(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
+    alone = drive()
+    say(alone, "a")
+    alone.finish()
+    crowd = drive(LaggedCpu)
+    for job, speed in (("b", 2.0), ("a", 1.0), ("c", 0.5)):
+        say(crowd, job, speed=speed)
+    crowd.finish()
+    for mine, theirs in zip(sounds(alone, "a"), sounds(crowd, "a"), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_texts_take_turns(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
+    """A long text that came first does not keep a short one waiting for its end."""
+    driver = drive()
+    say(driver, "long", TEXT * 4)
+    say(driver, "short", "Hi.")
+    while driver.receipt("short") is None:
+        assert driver.step()
+    assert len(sounds(driver, "long")) <= 2
+    driver.cancel("long")
+    driver.finish()
+
+
+def test_a_cancel_stops_between_two_sentences(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
+    driver = drive()
+    say(driver, "a", TEXT * 4)
+    while not driver.reports["a"]:
+        assert driver.step()
+    driver.cancel("a")
+    driver.finish()
+    assert len(sounds(driver, "a")) == 1
+
+
+def test_an_upload_that_never_ends_is_waited_for(drive: Callable[..., Driver]) -> None:
+    driver = drive()
+    driver.submit("a", "voice", "speak", SpeakWork("heart", 1.0))
+    driver.run()
+    assert driver.loop.jobs
+    driver.cancel("a")
+    driver.finish()
+
+
+@pytest.mark.parametrize("text", ["Hi.", "A", "I", "...", "1"])
+def test_the_shortest_texts_sound(drive: Callable[..., Driver], say: Callable[..., None], text: str) -> None:
+    driver = drive()
+    say(driver, "a", text)
+    driver.finish()
+    assert sum(map(len, sounds(driver, "a"))) > 2400
+
+
+def test_speed(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
+    """Twice the speed is half the time, nearly: pauses at the ends have their own length."""
+    driver = drive()
+    for speed in (0.25, 0.5, 1.0, 2.0, 4.0):
+        say(driver, str(speed), "The quick brown fox jumps over the lazy dog.", speed)
+    driver.finish()
+    lengths = [len(sounds(driver, str(speed))[0]) for speed in (0.25, 0.5, 1.0, 2.0, 4.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == pytest.approx(4 * lengths[2], rel=0.1)
+    assert lengths[2] == pytest.approx(2 * lengths[3], rel=0.15)
