@@ -37,7 +37,15 @@ TRANSCRIBE = NamedModel(
     default=True,
 )
 
+SPEAK = NamedModel(
+    name="starter/speak",
+    reference="hibari:heart",
+    sha256="5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8",
+    aliases=("tts-1", "tts-1-hd", "gpt-4o-mini-tts"),
+    default=True,
+)
+
 
 @hookimpl
 def named_models() -> list[NamedModel]:
-    return [CHAT, EMBED, TRANSCRIBE]
+    return [CHAT, EMBED, TRANSCRIBE, SPEAK]
