@@ -190,3 +190,27 @@ def test_a_poisoned_row_does_not_reach_the_next_owner_of_its_blocks(pictures, dr
     assert "not finite" in driver.error("a").message
     expected = paint("slow", FirstBlockCacheConfig(threshold=0.6)).latent
     torch.testing.assert_close(read_latents(driver, "slow")[0], expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_pass_that_fails_after_its_decisions_is_repeated_with_the_same_result(device, pictures, drive, paint) -> None:
+    """The join is halved like a launch; decisions stand, nothing was saved, and no row steps twice."""
+    names = ["slow", "a", "c"]
+    driver = drive(
+        DEVICES[device](), {name: pictures[name].request(FirstBlock(threshold=0.6, tail=0)) for name in names}
+    )
+    model = driver.loop.programs["flux"].stage.model
+    body, calls = model.body, []
+
+    def fail_at_times(streams):
+        calls.append(len(streams.hidden))
+        if len(streams.hidden) > 1 and len(calls) % 3 == 0:
+            raise RuntimeError("the device was busy")
+        return body(streams)
+
+    model.body = fail_at_times
+    decisions = run_all(driver, names)
+    for name in names:
+        alone = paint(name, FirstBlockCacheConfig(threshold=0.6))
+        assert decisions[name] == alone.computed
+        torch.testing.assert_close(read_latents(driver, name)[0], alone.latent, atol=2e-5, rtol=2e-5)
