@@ -6,7 +6,7 @@ becomes an error frame.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,7 +34,9 @@ class Whole(Protocol):
 
     def add(self, answer: msgspec.Struct) -> None: ...
 
-    def finish(self, done: Done) -> bytes: ...
+    def finish(self, done: Done) -> bytes | Awaitable[bytes]:
+        """What would hold up the event loop is done elsewhere and awaited."""
+        ...
 
 
 class Stream(Protocol):
@@ -42,7 +44,7 @@ class Stream(Protocol):
 
     headers: Headers
 
-    def write(self, answer: msgspec.Struct) -> bytes: ...
+    def write(self, answer: msgspec.Struct) -> bytes | Awaitable[bytes]: ...
 
     def fail(self, error: PolymuxError) -> bytes: ...
 
@@ -66,6 +68,8 @@ class WholeResponse:
             if self.call.done is None:
                 raise InternalError("the job ended without its last answer")
             body = self.whole.finish(self.call.done)
+            if not isinstance(body, bytes):
+                body = await body
         length = (b"content-length", str(len(body)).encode())
         await send({"type": "http.response.start", "status": 200, "headers": [*self.headers, length]})
         await send({"type": "http.response.body", "body": body})
@@ -86,6 +90,8 @@ class StreamResponse:
             async with watch_client(self.call.gateway, receive), self.call.answers() as answers:
                 async for answer in answers:
                     data = self.stream.write(answer)
+                    if not isinstance(data, bytes):
+                        data = await data
                     if not started:
                         start = {"type": "http.response.start", "status": 200, "headers": list(self.stream.headers)}
                         await send(start)

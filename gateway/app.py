@@ -15,7 +15,7 @@ from polymux.core.vocabulary import Task
 from polymux.gateway.access import Access
 from polymux.gateway.auth import Auth
 from polymux.gateway.errors import on_http_exception, on_polymux_error
-from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, tasks, transcriptions
+from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, speech, tasks, transcriptions
 from polymux.gateway.settings import GatewaySettings
 from polymux.gateway.state import Gateway
 
@@ -43,6 +43,7 @@ def create_app(
         completions.ENDPOINT,
         embeddings.ENDPOINT,
         *transcriptions.ENDPOINTS,
+        speech.ENDPOINT,
         *models.ENDPOINTS,
         *health.ENDPOINTS,
     ]

@@ -48,6 +48,8 @@ def _describe(endpoint: Endpoint, references: Any) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.response is not None:
         content[endpoint.media] = {"schema": references[endpoint.response, "serialization"]}
+    elif endpoint.media != "application/json":
+        content[endpoint.media] = {}
     if endpoint.stream is not None:
         content["text/event-stream"] = {"schema": references[endpoint.stream, "serialization"]}
     if not content:

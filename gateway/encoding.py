@@ -1,0 +1,190 @@
+"""Sound on its way out: samples become the bytes of a file, as a stream or whole.
+
+    PcmEncoder     little-endian int16 at 24 kHz, nothing else
+    WavEncoder     the same samples behind one header
+    CodecEncoder   mp3, opus, aac, flac
+
+An encoder that `is_slow` takes milliseconds for each second of sound: it belongs on a thread.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from polymux.core.tasks import Sound
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+
+RATE = 24_000
+"""Of everything but WAV, which keeps the voice's own."""
+
+UNKNOWN = 0xFFFFFFFF
+"""A size in the header of a WAV file that is still being spoken."""
+
+Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+
+
+class Encoder(ABC):
+    """One file's encoder: the bytes of `encode` and, at last, of `finish`, one behind the other."""
+
+    media: bytes
+    is_slow: ClassVar[bool] = False
+
+    @abstractmethod
+    def encode(self, sound: Sound) -> bytes:
+        """What is ready once `sound` is in; may be empty."""
+
+    def finish(self) -> bytes:
+        """What was held back."""
+        return b""
+
+
+class PcmEncoder(Encoder):
+    media = b"audio/pcm"
+
+    def __init__(self) -> None:
+        self._resampler: Any = None
+
+    def encode(self, sound: Sound) -> bytes:
+        if sound.rate == RATE:
+            return sound.data
+        from av.audio.resampler import AudioResampler
+
+        if self._resampler is None:
+            self._resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
+        return _join(self._resampler.resample(make_frame(sound)))
+
+    def finish(self) -> bytes:
+        return _join(self._resampler.resample(None)) if self._resampler is not None else b""
+
+
+class WavEncoder(Encoder):
+    """With `whole`, everything is held back and the header's sizes are exact."""
+
+    media = b"audio/wav"
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._held = bytearray()
+        self._rate = 0
+
+    def encode(self, sound: Sound) -> bytes:
+        if self._whole:
+            self._rate = sound.rate
+            self._held += sound.data
+            return b""
+        header = b"" if self._rate else write_header(sound.rate, None)
+        self._rate = sound.rate
+        return header + sound.data
+
+    def finish(self) -> bytes:
+        return write_header(self._rate, len(self._held)) + self._held if self._whole else b""
+
+
+def write_header(rate: int, size: int | None) -> bytes:
+    """The 44 bytes before `size` bytes of int16 mono; None: nobody knows yet how many."""
+    riff, data = (UNKNOWN, UNKNOWN) if size is None else (size + 36, size)
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", data
+    )
+
+
+MEDIA = {"mp3": b"audio/mpeg", "opus": b"audio/ogg", "aac": b"audio/aac", "flac": b"audio/flac"}
+CONTAINERS = {"mp3": "mp3", "opus": "ogg", "aac": "adts", "flac": "flac"}
+CODECS = {"mp3": "libmp3lame", "opus": "libopus", "aac": "aac", "flac": "flac"}
+BITS = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
+"""Bits a second."""
+STREAMED = {"mp3": {"write_xing": "0", "id3v2_version": "0"}, "opus": {"page_duration": "100000"}}
+"""Options of a container that nobody will come back to: no index that would stay empty, short pages."""
+PRIMING = {"mp3": 1}
+"""Packets at the start that hold nothing but the codec's own delay."""
+
+
+class CodecEncoder(Encoder):
+    """With `whole`, the file's own index is complete: length, seek points, and what a player skips at the ends.
+
+    Streamed, an mp3 or aac begins with up to a packet (24 or 43 ms) of the codec's own silence.
+    """
+
+    is_slow = True
+
+    def __init__(self, format: Literal["mp3", "opus", "aac", "flac"], *, whole: bool) -> None:
+        import av
+
+        self.media = MEDIA[format]
+        self._sink: io.BytesIO | _Pipe = io.BytesIO() if whole else _Pipe()
+        options = {} if whole else STREAMED.get(format, {})
+        self._container = av.open(self._sink, "w", format=CONTAINERS[format], options=options)
+        self._stream = self._container.add_stream(CODECS[format], rate=RATE)
+        self._stream.codec_context.layout = "mono"
+        self._stream.codec_context.thread_count = 1
+        if format in BITS:
+            self._stream.codec_context.bit_rate = BITS[format]
+        self._unheard = 0 if whole else PRIMING.get(format, 0)
+        if self._unheard:
+            self._stream.codec_context.options = {"reservoir": "0"}  # packets that stand alone
+        self._position = 0
+
+    def encode(self, sound: Sound) -> bytes:
+        frame = make_frame(sound)
+        frame.pts = self._position
+        self._position += frame.samples
+        self._mux(frame)
+        return self._take()
+
+    def finish(self) -> bytes:
+        self._mux(None)
+        self._container.close()
+        return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._take()
+
+    def _mux(self, frame: AudioFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            if self._unheard:
+                self._unheard -= 1
+            else:
+                self._container.mux(packet)
+
+    def _take(self) -> bytes:
+        return self._sink.take() if isinstance(self._sink, _Pipe) else b""
+
+
+class _Pipe:
+    """A file that can only be written."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def open_encoder(format: Format, *, whole: bool) -> Encoder:
+    """`whole`: the file is sent when it is complete, and says how long it is."""
+    if format == "pcm":
+        return PcmEncoder()
+    if format == "wav":
+        return WavEncoder(whole=whole)
+    return CodecEncoder(format, whole=whole)
+
+
+def make_frame(sound: Sound) -> AudioFrame:
+    from av.audio.frame import AudioFrame
+
+    frame = AudioFrame.from_ndarray(np.frombuffer(sound.data, "<i2")[None], format="s16", layout="mono")
+    frame.sample_rate = sound.rate
+    return frame
+
+
+def _join(frames: list[AudioFrame]) -> bytes:
+    return b"".join(frame.to_ndarray().astype("<i2", copy=False).tobytes() for frame in frames)
