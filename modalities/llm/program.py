@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.prefix import root_digest
+from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import ConfigError, ContextTooLong, InvalidRequest
+from polymux.core.errors import ContextTooLong, InvalidRequest
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Vector
 from polymux.core.text.grammar import Grammar, Grammars
@@ -135,11 +135,3 @@ def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) ->
     embedder = TextEmbedder.load(files, site, read_dtype(options))
     stage = OneShotStage("embed", embedder, site, max_units=site.settings.max_units * 8, to_host=True)
     return EmbeddingProgram(stage, embedder)
-
-
-def read_dtype(options: Mapping[str, Any]) -> torch.dtype:
-    name = options.get("dtype", "float32")
-    dtype = getattr(torch, str(name), None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype {name!r} is not a floating-point type of torch", param="dtype")
-    return dtype
