@@ -28,6 +28,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
 
 
+class Format(msgspec.Struct, frozen=True):
+    """What an answer must look like. `kind`: schema, regex, choice (a list of texts) or grammar (Lark or GBNF)."""
+
+    kind: str
+    value: Any
+
+
 class Chat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A conversation to continue. `messages` are OpenAI-shaped, validated by the gateway."""
 
@@ -42,6 +49,7 @@ class Chat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = {}
+    format: Format | None = None
 
 
 class Complete(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -56,6 +64,7 @@ class Complete(msgspec.Struct, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     echo: bool = False
+    format: Format | None = None
 
 
 class TokenLogprob(msgspec.Struct, omit_defaults=True):

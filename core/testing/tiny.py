@@ -21,9 +21,9 @@ from transformers import (
 VOCABULARY = 97
 
 
-def tiny_llama() -> torch.nn.Module:
+def tiny_llama(vocabulary: int = VOCABULARY) -> torch.nn.Module:
     """Llama: grouped heads, untied head."""
-    return LlamaForCausalLM(LlamaConfig(**_DECODER, tie_word_embeddings=False))
+    return LlamaForCausalLM(LlamaConfig(**{**_DECODER, "vocab_size": vocabulary}, tie_word_embeddings=False))
 
 
 def tiny_qwen3() -> torch.nn.Module:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llguidance
 
 from polymux.core.errors import InvalidRequest
+from polymux.core.tasks import Format
 from polymux.core.text.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 200_000
@@ -97,6 +98,11 @@ class Grammars:
             return self._tokens
 
 
+def write_grammar(format: Format) -> str:
+    """The grammar of a format that a user asked for. Raises `InvalidRequest` for what cannot be one."""
+    return WRITERS[format.kind](format.value)
+
+
 def write_schema(schema: Any) -> str:
     """The grammar of JSON texts that a schema accepts. Raises `InvalidRequest` for what is nested beyond all sense."""
     if not isinstance(schema, dict | bool):
@@ -112,15 +118,24 @@ def write_regex(pattern: str) -> str:
 
 def write_choice(choices: Sequence[str]) -> str:
     """The grammar of a few texts."""
-    return write_lark("start: " + " | ".join(map(json.dumps, choices)))
+    return pack_lark("start: " + " | ".join(map(json.dumps, choices)))
 
 
 def write_lark(text: str) -> str:
     """A grammar written in llguidance's variant of Lark, or in GBNF."""
     try:
-        return llguidance.grammar_from("grammar", text)
+        return pack_lark(llguidance.grammar_from("grammar", text))
     except ValueError as error:
         raise _refuse(str(error)) from error
+
+
+WRITERS: dict[str, Callable[[Any], str]] = {
+    "schema": write_schema,
+    "regex": write_regex,
+    "choice": write_choice,
+    "grammar": write_lark,
+}
+"""Kinds of a `Format`."""
 
 
 def embed_schema(schema: Any) -> str:
@@ -134,6 +149,11 @@ def after_thought(grammar: str) -> str:
     grammars = json.loads(grammar)["grammars"]
     answer = {**grammars[0], "name": "answer"}
     return json.dumps({"grammars": [{"lark_grammar": "start: /\\n{0,2}/ @answer"}, answer, *grammars[1:]]})
+
+
+def pack_lark(text: str) -> str:
+    """A grammar in llguidance's variant of Lark, ready to be compiled."""
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 def _with_whitespace(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:

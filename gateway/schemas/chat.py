@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Chat
 from polymux.gateway.schemas.base import MAX_INT, WireAnswer, WireRequest, by_type, choose, maybe, only
+from polymux.gateway.schemas.formats import ResponseFormat
 from polymux.gateway.schemas.sampling import SamplingFields
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
 
@@ -71,17 +72,6 @@ class Message(WireRequest):
         return message if self.name is None else {**message, "name": self.name}
 
 
-class TextFormat(WireRequest):
-    type: Literal["text"]
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if value in ("json_object", "json_schema"):
-            raise PydanticCustomError("unsupported_parameter", "only 'text' is served yet")
-        return value
-
-
 class ChatRequest(SamplingFields):
     model: str
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
@@ -89,7 +79,7 @@ class ChatRequest(SamplingFields):
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The older name of max_completion_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Needs `logprobs`.")
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Scalar] | None = Field(
         None, max_length=32, description="Extension. Variables for the chat template."
     )
@@ -131,6 +121,7 @@ class ChatRequest(SamplingFields):
             ignore_eos=bool(self.ignore_eos),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             template_options=dict(self.chat_template_kwargs or {}),
+            format=self.format(self.response_format),
         )
 
 

@@ -90,6 +90,7 @@ class CompletionRequest(SamplingFields):
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.logprobs,
             echo=bool(self.echo),
+            format=self.format(),
         )
 
 

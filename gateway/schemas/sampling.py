@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, Tag, field_validator
 
-from polymux.core.tasks import Sampling
+from polymux.core.errors import InvalidRequest
+from polymux.core.tasks import Format, Sampling
 from polymux.gateway.schemas.base import MAX_INT, Seed, TokenId, WireRequest, by_type, choose, only
+from polymux.gateway.schemas.formats import ResponseFormat, StructuredOutputs
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -44,6 +46,7 @@ class SamplingFields(WireRequest):
     repetition_penalty: float | None = Field(None, gt=0, le=10, description="Extension. 1: off.")
     ignore_eos: bool | None = Field(None, description="Extension. Go on to `max_tokens`.")
     stop_token_ids: list[TokenId] | None = Field(None, max_length=128, description="Extension.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="Extension. What the text must look like.")
 
     @field_validator("logit_bias")
     @classmethod
@@ -65,6 +68,18 @@ class SamplingFields(WireRequest):
             logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
             seed=self.seed,
         )
+
+    def format(self, response: ResponseFormat | None = None) -> Format | None:
+        """Raises `InvalidRequest` for more than one format."""
+        formats = [each.format() for each in (response, self.structured_outputs) if each is not None]
+        wanted = [each for each in formats if each is not None]
+        if len(wanted) > 1:
+            raise InvalidRequest(
+                "'response_format' and 'structured_outputs' exclude each other",
+                param="structured_outputs",
+                code="invalid_value",
+            )
+        return wanted[0] if wanted else None
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

@@ -10,12 +10,13 @@ import msgspec
 
 from polymux.core.errors import ContextTooLong, InvalidRequest
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Chat, Complete, Embed, Sampling
+from polymux.core.tasks import Chat, Complete, Embed, Format, Sampling
+from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.limits import read_context, read_longest_input, read_width
 from polymux.modalities.llm.presenter import EmbedPresenter, GeneratePresenter, Telling
-from polymux.modalities.llm.work import EmbedWork, GenerateWork
+from polymux.modalities.llm.work import EmbedWork, GenerateWork, Guidance
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -37,6 +38,7 @@ class GenerateFront(Front):
         self.template = template
         self.context = context
         self.vocabulary = vocabulary
+        self.grammars = Grammars(tokenizer, vocabulary)
 
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> GenerateFront:
@@ -64,6 +66,7 @@ class GenerateFront(Front):
             stop_token_ids=sorted({*ask.stop_token_ids, *(() if ask.ignore_eos else self.tokenizer.eos_ids)}),
             logprobs=None if ask.logprobs is None else min(ask.logprobs, self.vocabulary),
             score_prompts=echoes is not None and ask.logprobs is not None,
+            guidance=self._read_format(ask.format),
         )
         telling = Telling(ask.stop, skip_special=not ask.ignore_eos, continues=isinstance(ask, Complete), echoes=echoes)
         return Prepared(work, notes=telling, facts={"prompt_tokens": sum(map(len, prompts))})
@@ -118,6 +121,14 @@ class GenerateFront(Front):
             f"the prompt has {prompt} tokens. Shorten it.",
             param=param,
         )
+
+    def _read_format(self, format: Format | None) -> Guidance | None:
+        """Compiled here to be refused early; the engine compiles it again, from the same text."""
+        if format is None:
+            return None
+        grammar = write_grammar(format)
+        self.grammars.compile(grammar)
+        return Guidance(grammar=grammar)
 
     def _check_ask(self, ask: Chat | Complete, prompts: int) -> None:
         if not prompts:

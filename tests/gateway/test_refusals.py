@@ -172,8 +172,6 @@ async def test_wrong_field_is_named(
         ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         ("chat", {"tool_choice": "required"}),
         ("chat", {"parallel_tool_calls": True}),
-        ("chat", {"response_format": {"type": "json_object"}}),
-        ("chat", {"response_format": {"type": "json_schema", "json_schema": {}}}),
         ("chat", {"store": True}),
         ("chat", {"modalities": ["text", "audio"]}),
         ("chat", {"reasoning_effort": "high"}),
