@@ -7,6 +7,8 @@ before the host has seen launch k. What the host learns later is only that a ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -98,7 +100,8 @@ class DenoiseStage(Stage):
         """The one wait of a launch whose rows measure: the host learns how far each signal has moved."""
         reusing: ReusingPass = ticket.results
         with torch.inference_mode():
-            self._advance(self._due(ticket.plan), reusing.complete(reusing.distances.tolist()))
+            predictions = reusing.complete(reusing.fetch_distances())
+            self._advance(self._due(ticket.plan), predictions)
             ticket.results = self._check(ticket.plan)
 
     def _due(self, plan: Plan) -> list[DenoiseRow]:
@@ -109,12 +112,15 @@ class DenoiseStage(Stage):
         return [row for row, grant in zip(rows, plan.grants) if _trajectory(row).taken * row.size == grant.start]
 
     def _begin(self, rows: list[DenoiseRow]) -> ReusingPass:
+        if not isinstance(self.model, BlockModel) or self._tokens is None:
+            raise InternalError("rows have step caches, but the model has no blocks")
         entries: list[Entry] = []
         for row in rows:
-            step = _trajectory(row).taken
-            for saved in row.saved:
-                saved.locate(row.blocks, self._device.torch)
-            entries += [Entry(step, saved) for saved in row.saved or [None] * len(row.request.conditions)]
+            for branch in range(len(row.request.conditions)):
+                saved = row.saved[branch] if row.saved else None
+                if saved is not None:
+                    saved.locate(row.blocks, self._device.torch)
+                entries.append(Entry(_trajectory(row).taken, saved))
         reusing = ReusingPass(self.model, self._tokens, _gather(rows), entries)
         reusing.begin()
         return reusing
@@ -160,11 +166,14 @@ class DenoiseStage(Stage):
             outcomes.reports.append(Output(row.job.id, PROGRESS, pack(progress)))
         if step == row.steps:
             row.result = _trajectory(row).latents[0]
+            row.ratios = [torch.stack(list(saved.ratios.values())) for saved in row.saved if saved.ratios]
             outcomes.ended.append(row)
 
 
 def _gather(rows: list[DenoiseRow]) -> DenoiseBatch:
-    latents, timesteps, conditions = [], [], []
+    latents: list[Tensor] = []
+    timesteps: list[Tensor] = []
+    conditions: list[Mapping[str, Tensor]] = []
     for row in rows:
         trajectory = _trajectory(row)
         branches = len(row.request.conditions)

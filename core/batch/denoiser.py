@@ -90,8 +90,8 @@ class Streams:
 
 
 class BlockModel(DenoiseModel):
-    """A transformer in four parts: `finish(body(head(embed(batch))))`. Between them only the hidden tokens change
-    shape-preservingly, so a row may leave out the body, or head and body, and add a saved residual."""
+    """A transformer in four parts: `finish(body(head(embed(batch))))`. The blocks keep the hidden tokens' shape, so a
+    row may leave out the body, or head and body, and add a saved residual instead."""
 
     dim: int
     """Width of a hidden token."""
@@ -128,3 +128,8 @@ class BlockModel(DenoiseModel):
 def take_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """Some rows of (P, ...), in the order given. Never waits for the device, whose index would be an upload."""
     return torch.cat([tensor[row : row + 1] for row in rows])
+
+
+def split_rows(tensor: Tensor) -> list[Tensor]:
+    """The rows of (P, ...), each (1, ...)."""
+    return [tensor[row : row + 1] for row in range(len(tensor))]

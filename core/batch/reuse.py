@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, split_rows
 from polymux.core.cache.saved import RESIDUAL, SIGNAL, Saved, SavedTokens
-from polymux.core.cache.stepcache import AdaptiveRule, Reuse, TaylorSeer
+from polymux.core.cache.stepcache import AdaptiveRule, MagProbe, Reuse, TaylorSeer
 from polymux.core.errors import InternalError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class ReusingPass:
             then = self._tokens.read(self._saved(self._undecided), SIGNAL)
             self.distances = measure_change(now, then)
 
+    def fetch_distances(self) -> list[float]:
+        """The distances on the host. Waits for the device."""
+        distances: list[float] = _need(self.distances).tolist()
+        return distances
+
     def complete(self, distances: Sequence[float] = ()) -> Tensor:
         """Predictions of all rows, (P, *shape). `distances` are those of the undecided rows, on the host."""
         for place, distance in zip(self._undecided, distances, strict=True):
@@ -88,8 +96,8 @@ class ReusingPass:
     def _walk(self) -> dict[int, Tensor]:
         """Outputs, (1, *shape), of every row that is not extrapolated."""
         streams = _need(self._streams)
-        inputs = dict(zip(self._walked, streams.hidden.split(1)))
-        heads = dict(zip(self._headed, self._heads.hidden.split(1))) if self._heads is not None else {}
+        inputs = dict(zip(self._walked, split_rows(streams.hidden)))
+        heads = dict(zip(self._headed, split_rows(self._heads.hidden))) if self._heads is not None else {}
         last: dict[int, Tensor] = {}
         full = [place for place in self._walked if self._computed[place]]
         if full:
@@ -101,7 +109,7 @@ class ReusingPass:
             if fresh:
                 pieces.append(self._model.head(self._part(fresh)))
             piece = pieces[0].join(pieces[1]) if len(pieces) == 2 else pieces[0]
-            last.update(zip([*ready, *fresh], self._model.body(piece).hidden.split(1)))
+            last.update(zip([*ready, *fresh], split_rows(self._model.body(piece).hidden)))
         base = {**inputs, **heads}
         skipped = [place for place in self._walked if place not in last]
         if skipped:
@@ -110,16 +118,17 @@ class ReusingPass:
         self._save(full, base, last)
         hidden = torch.cat([last[place] for place in self._walked])
         outputs = self._model.finish(replace(streams, hidden=hidden))
-        return dict(zip(self._walked, outputs.split(1)))
+        return dict(zip(self._walked, split_rows(outputs)))
 
     def _read_residuals(self, places: list[int]) -> dict[int, Tensor]:
-        return dict(zip(places, self._tokens.read(self._saved(places), RESIDUAL).split(1)))
+        return dict(zip(places, split_rows(self._tokens.read(self._saved(places), RESIDUAL))))
 
     def _save(self, full: list[int], base: dict[int, Tensor], last: dict[int, Tensor]) -> None:
         """Residuals of the rows that computed; signals of those, and of every row whose rule accumulates changes."""
         kept = [place for place in full if self._entries[place].reuse in (Reuse.BODY, Reuse.BLOCKS)]
         if kept:
             residuals = torch.cat([last[place] - base[place] for place in kept])
+            self._probe(kept, residuals)
             self._tokens.write(self._saved(kept), RESIDUAL, residuals)
         moved = [
             place for place in self._signals if self._computed[place] or self._entries[place].reuse is Reuse.BLOCKS
@@ -127,6 +136,15 @@ class ReusingPass:
         if moved:
             signals = torch.cat([self._signals[place] for place in moved])
             self._tokens.write(self._saved(moved), SIGNAL, signals)
+
+    def _probe(self, places: list[int], residuals: Tensor) -> None:
+        """Note how large residuals are relative to the saved ones, where a rule asks for that."""
+        for place, residual in zip(places, residuals):
+            entry, saved = self._entries[place], _need(self._entries[place].saved)
+            if not isinstance(saved.rule, MagProbe) or entry.step in saved.ratios:
+                continue
+            before = self._tokens.read([saved], RESIDUAL)[0] if entry.step else residual
+            saved.ratios[entry.step] = measure_ratio(residual, before)
 
     # ---- rows ----
 
@@ -140,7 +158,7 @@ class ReusingPass:
         return [_need(self._entries[place].saved) for place in places]
 
     def _keep_signals(self, places: list[int], signals: Tensor) -> None:
-        self._signals.update(zip(places, signals.split(1)))
+        self._signals.update(zip(places, split_rows(signals)))
 
 
 def measure_change(now: Tensor, then: Tensor) -> Tensor:
@@ -149,11 +167,16 @@ def measure_change(now: Tensor, then: Tensor) -> Tensor:
     return (now - then).abs().mean((1, 2)) / then.abs().mean((1, 2))
 
 
+def measure_ratio(now: Tensor, then: Tensor) -> Tensor:
+    """mean over tokens of |now| / |then|, () float32; `now` and `then` are (tokens, dim)."""
+    return (now.float().norm(dim=-1) / (then.float().norm(dim=-1) + 1e-8)).mean()
+
+
 def _is_adaptive(entry: Entry) -> bool:
     return entry.saved is not None and isinstance(entry.saved.rule, AdaptiveRule)
 
 
-def _need(value):
+def _need(value: T | None) -> T:
     if value is None:
         raise InternalError("a pass was completed that had not begun")
     return value

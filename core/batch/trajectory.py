@@ -72,6 +72,8 @@ class DenoiseRow(Row):
         self.trajectory: Trajectory | None = None
         self.saved: list[Saved] = []
         """Per branch, while the row runs; empty without a rule."""
+        self.ratios: list[Tensor] = []
+        """Per branch, the magnitude ratios that `MagProbe` measured, (steps,) float32, once the row has ended."""
         self.result: Tensor | None = None
 
     @property
@@ -104,9 +106,10 @@ class Trajectory:
     @property
     def model_input(self) -> Tensor:
         """The latent as the model takes it at the next step: (1, *shape) float32."""
-        if hasattr(self.scheduler, "scale_model_input"):
-            return self.scheduler.scale_model_input(self.latents, self.scheduler.timesteps[self.taken])
-        return self.latents
+        if not hasattr(self.scheduler, "scale_model_input"):
+            return self.latents
+        scaled: Tensor = self.scheduler.scale_model_input(self.latents, self.scheduler.timesteps[self.taken])
+        return scaled
 
     def advance(self, prediction: Tensor) -> None:
         """Take one step with the model's prediction, (1, *shape) float32. On an error nothing has changed."""
@@ -114,7 +117,7 @@ class Trajectory:
         drawn = self.generator.get_state()
         try:
             timestep = self.scheduler.timesteps[self.taken]
-            latents = self.scheduler.step(prediction, timestep, self.latents, **self._options)[0]
+            latents: Tensor = self.scheduler.step(prediction, timestep, self.latents, **self._options)[0]
         except BaseException:
             vars(self.scheduler).update(before)
             self.generator.set_state(drawn)

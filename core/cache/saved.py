@@ -36,7 +36,7 @@ class Saved:
     """What one (request, branch) keeps between steps, and its decisions.
 
     `places` are the blocks and offsets of its tokens in the cache class, plane by plane; `factors` the derivatives
-    of its outputs, newest step `updated`.
+    of its outputs as of step `updated`.
     """
 
     def __init__(self, rule: StepRule, steps: int, tokens: int, branch: int) -> None:
@@ -47,6 +47,8 @@ class Saved:
         self.places: tuple[Tensor, Tensor] | None = None
         self.factors: list[Tensor] = []
         self.updated = -1
+        self.ratios: dict[int, Tensor] = {}
+        """By step, how large the residual was relative to the step's before, () float32: measured by `MagProbe`."""
 
     @property
     def rule(self) -> StepRule:

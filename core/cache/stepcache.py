@@ -8,6 +8,7 @@ must come to the host before the rest of the step can start.
     FirstBlock   change of the first block's residual       what the other blocks added       (ParaAttention)
     TeaCache     accumulated change of the modulated input  what all blocks added             (arXiv 2411.19108)
     MagCache     calibrated magnitudes of residuals         what all blocks added             (arXiv 2506.09045)
+    MagProbe     computes all, measures for MagCache        nothing
     StepMask     a list                                     what all blocks added
     TaylorSeer   the step's number                          the outputs, extrapolated         (arXiv 2503.06923)
 
@@ -130,7 +131,7 @@ class MagCache(StepRule):
                 skips += 1
             full = (
                 step < kept
-                or error > self.threshold
+                or bool(error > self.threshold)
                 or (self.max_skips is not None and skips > self.max_skips)
                 or self.guarded(step, steps)
             )
@@ -138,6 +139,14 @@ class MagCache(StepRule):
                 ratio, error, skips = one, np.float32(0.0), 0
             computed.append(full)
         return computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class MagProbe(StepRule):
+    """Computes every step, and measures the ratios that `MagCache` is to be given for this checkpoint."""
+
+    def plan(self, steps: int) -> list[bool]:
+        return [True] * steps
 
 
 @dataclass(frozen=True, kw_only=True)

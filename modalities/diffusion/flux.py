@@ -5,8 +5,10 @@ A latent is the VAE's, (channels, height, width); two by two of its pixels make 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +46,11 @@ class FluxDenoiser(BlockModel):
     """Predicts velocities. The transformer's own modules run; the walk through them is ours."""
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
-        self.transformer = transformer.eval().requires_grad_(False)
-        self.dtype = transformer.dtype
-        self.dim = transformer.inner_dim
-        self._blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+        self.transformer: Any = transformer
+        self.transformer.eval().requires_grad_(False)
+        self.dtype = self.transformer.dtype
+        self.dim = self.transformer.inner_dim
+        self._blocks = [*self.transformer.transformer_blocks, *self.transformer.single_transformer_blocks]
         self._layout = lru_cache(GRIDS)(self._make_layout)
 
     def tokens(self, request: DenoiseRequest) -> int:
@@ -143,7 +146,7 @@ def make_schedule(
     return scheduler
 
 
-def shift_for(tokens: int, config: dict) -> float:
+def shift_for(tokens: int, config: Mapping[str, Any]) -> float:
     """The shift's exponent, linear in the number of picture tokens, as the scheduler's configuration says."""
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     slope = (config.get("max_shift", 1.15) - config.get("base_shift", 0.5)) / (high - low)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, TaylorSeerCacheConfig
 from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
 
 from polymux.core.batch.denoiser import DenoiseBatch
-from polymux.core.cache.stepcache import FirstBlock, MagCache, StepMask, TaylorSeer, TeaCache
+from polymux.core.cache.stepcache import FirstBlock, MagCache, MagProbe, StepMask, TaylorSeer, TeaCache
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.testing.denoising import DenoiseWork, read_latents, tiny_flux
 from polymux.modalities.diffusion import flux
@@ -79,6 +81,25 @@ def test_decisions_and_pictures_are_those_of_diffusers_alone(pair, device, pictu
         receipt = driver.receipt(name)
         assert receipt.steps_run + receipt.steps_skipped == pictures[name].steps
     assert hits, "the comparison proves nothing without a hit"
+
+
+def test_the_probe_measures_what_diffusers_calibrates(pictures, drive, paint, capsys) -> None:
+    """In a batch with others, the ratios for MagCache are those of diffusers' calibration run."""
+    names = ["slow", "a", "cfg"]
+    driver = drive(LaggedCpu(), {name: pictures[name].request(MagProbe()) for name in names})
+    rows = {}
+    for name in names:
+        driver.submit(name, "flux", "denoise", DenoiseWork([name]))
+        driver.step()
+        rows[name] = next(iter(driver.loop.jobs[name].rows))
+    driver.finish()
+    for name in names:
+        steps = pictures[name].steps
+        paint(name, MagCacheConfig(calibrate=True, num_inference_steps=steps))
+        printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1.0")]
+        assert len(printed) == len(rows[name].ratios)
+        for ratios, line in zip(rows[name].ratios, printed):
+            assert ratios.tolist() == pytest.approx(json.loads(line), rel=1e-4)
 
 
 def paint_with_teacache(picture, rule):
