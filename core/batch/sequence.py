@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from polymux.core.batch.row import Row, Signal
 from polymux.core.cache.prefix import chain_digest
+from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 
 if TYPE_CHECKING:
@@ -38,6 +40,13 @@ class TokenRequest:
     publish: bool = True
     """Report tokens to the caller as they come; otherwise only the program sees them."""
 
+    @cached_property
+    def plain(self) -> bool:
+        """Nothing is wanted but a token at some temperature."""
+        bare = Sampling(temperature=self.sampling.temperature, seed=self.sampling.seed)
+        rules = self.rules or self.watched or self.guide is not None
+        return self.sampling == bare and self.logprobs is None and not rules
+
 
 class TokenRow(Row):
     """`tokens` is what the host knows: the prompt and the collected samples. `pending` samples are still in flight,
@@ -60,6 +69,8 @@ class TokenRow(Row):
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0
+        self.resumed = 0
+        """Tokens the row had when it got its slot; later ones were sampled into the slot."""
         self.tabled = 0
         """Blocks that the device's table already has."""
         self.digests: list[bytes] = []
@@ -96,3 +107,9 @@ class TokenRow(Row):
     @property
     def cumulative_logprob(self) -> float:
         return math.fsum(self.logprobs)
+
+
+def token_row(row: Row) -> TokenRow:
+    if not isinstance(row, TokenRow):
+        raise InternalError(f"a token stage was given a {type(row).__name__}")
+    return row

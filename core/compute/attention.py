@@ -13,6 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +37,8 @@ class AttentionOptions:
 
 @dataclass
 class PagedBatch:
-    """One launch of a token stage, as attention sees it. R rows, T tokens, in the same order."""
+    """One launch of a token stage, as attention sees it: R rows, T tokens, in the same order; rows that bring one
+    token come first."""
 
     starts: list[int]
     """R + 1: where each row's new tokens start in the packed batch."""
@@ -64,6 +67,20 @@ class PagedBatch:
     def decoding(self) -> bool:
         """Every row brings exactly one token."""
         return self.starts[-1] == len(self.lengths)
+
+    @cached_property
+    def singles(self) -> int:
+        """How many rows bring one token. They come first."""
+        return sum(end - start == 1 for start, end in pairwise(self.starts))
+
+    @cached_property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most tokens that a row brings."""
+        return max(end - start for start, end in pairwise(self.starts))
 
 
 class AttentionBackend(ABC):

@@ -12,6 +12,7 @@ from polymux.core.compute.attention import AttentionOptions, PackedContext
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
 from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, plain_linear, rotary_tables
+from polymux.core.compute.fast.operations import RotaryTable, choose_operations
 from polymux.core.compute.fast.structure import Unfamiliar, find_backbone, read_layers, read_norm
 from polymux.core.compute.sdpa import SdpaAttention
 
@@ -78,6 +79,7 @@ def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | No
     tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):
         raise Unfamiliar("only a part of each head is rotated")
+    rotary = {kind: RotaryTable(table) for kind, table in tables.items()}
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise Unfamiliar("its head is no linear layer")
@@ -96,7 +98,7 @@ def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | No
                 mlp_norm=parts.mlp_norm,
                 mlp=build_mlp(parts, make),
                 mlp_out_norm=parts.mlp_out_norm,
-                rotary=tables[parts.kind],
+                rotary=rotary[parts.kind],
                 options=recorder.options[index],
             )
             for index, parts in enumerate(layers)
@@ -104,6 +106,7 @@ def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | No
         read_norm(backbone.norm),
         make(head.weight.detach(), None if head.bias is None else head.bias.detach()),
         getattr(config, "final_logit_softcapping", None),
+        choose_operations(_device_of(model)),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softmax
 
+from polymux.core.compute.fast.operations import Operations
 from polymux.core.compute.fast.structure import LayerParts, Unfamiliar
 
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
@@ -46,9 +47,8 @@ class GatedMlp(nn.Module):
         self.down = merge(make, down)
         self.act = act
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        return self.down(operations.gate(self.act, self.gate_up(x)))
 
 
 class RoutedExperts(nn.Module):
@@ -69,24 +69,28 @@ class RoutedExperts(nn.Module):
         self.renormalise = bool(getattr(gate, "norm_topk_prob", True))
         self.act = experts.act_fn
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
         weights, chosen = softmax(linear(x, self.router), dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
         if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        order = chosen.flatten().argsort(stable=True)
-        tokens = order // self.top_k
-        counts = torch.bincount(chosen.flatten(), minlength=self.gate_up.shape[0])
-        mixed = self._run_experts(x[tokens], counts) * weights.to(x.dtype).flatten()[order, None]
-        return torch.zeros_like(x).index_add_(0, tokens, mixed)
+        experts, order = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(self.gate_up.shape[0], device=x.device)
+        ends = torch.searchsorted(experts, numbers, right=True).to(torch.int32)
+        mixed = self._run_experts(x[order // self.top_k], ends, operations) * weights.to(x.dtype).flatten()[order, None]
+        # back to the order of tokens, and the sum over a token's experts in a fixed order
+        return torch.empty_like(mixed).index_copy_(0, order, mixed).view(-1, self.top_k, x.shape[1]).sum(dim=1)
 
-    def _run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Rows sorted by expert, `counts` rows each."""
+    def _run_experts(self, x: Tensor, ends: Tensor, operations: Operations) -> Tensor:
+        """Rows sorted by expert; `ends[e]` is where expert e's rows end. No step waits for the device."""
+        if x.is_cuda and x.dtype == torch.bfloat16:
+            hidden = torch._grouped_mm(x, self.gate_up.transpose(1, 2), offs=ends)
+            return torch._grouped_mm(operations.gate(self.act, hidden), self.down.transpose(1, 2), offs=ends)
         parts, start = [], 0
-        for expert, count in enumerate(counts.tolist()):
-            if count:
-                gate, up = linear(x[start : start + count], self.gate_up[expert]).chunk(2, dim=-1)
-                parts.append(linear(self.act(gate) * up, self.down[expert]))
-                start += count
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                hidden = linear(x[start:end], self.gate_up[expert])
+                parts.append(linear(operations.gate(self.act, hidden), self.down[expert]))
+                start = end
         return torch.cat(parts)
 
 

@@ -1,0 +1,54 @@
+"""What a modality supplies to the token family: a decoder over packed rows, and its shape."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymux.core.cache.blocks import CacheSpec
+from polymux.core.compute.attention import PagedContext
+
+
+@dataclass(frozen=True)
+class TokenShape:
+    """What the cache must hold for a decoder."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    """The longest sequence the model can take."""
+    dtype: torch.dtype
+
+
+@dataclass
+class TokenBatch:
+    """The packed input of one launch: T tokens of R rows, of which S sample."""
+
+    ids: Tensor
+    """(T,) int64."""
+    positions: Tensor
+    """(T,) int64."""
+    sampled: Tensor
+    """(S,) int64: places in the packed batch whose logits are wanted."""
+    finals: Tensor
+    """(S,) int64: the rows they belong to, counted in the batch."""
+    context: PagedContext
+
+
+class TokenModel(ABC):
+    """What a modality supplies: a decoder over packed rows. It calls `context.attend` in every attention layer."""
+
+    shape: TokenShape
+    slab: CacheSpec | None = None
+    """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
+    recordable = False
+    """On a CUDA device, a decode step may be recorded as a graph: it looks at nothing on the host."""
+
+    @abstractmethod
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits at the sampled places: (S, vocabulary)."""

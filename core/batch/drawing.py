@@ -1,0 +1,105 @@
+"""Drawing the tokens of a launch: the fast way for rows that want nothing but a token, the full one for the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polymux.core.batch.plan import Grant
+from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.compute.device import HostCopy
+from polymux.core.compute.drawer import SlotDrawer
+from polymux.core.compute.masks import MaskUse
+from polymux.core.compute.rules import RuleStates, RuleUse
+from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
+from polymux.core.engine.site import Site
+from polymux.core.text.guide import Guide, MaskWriter
+
+
+@dataclass
+class Drawing:
+    """The second half of a launch: logits that wait for their draw."""
+
+    finals: list[Grant]
+    logits: Tensor
+    """(S, vocabulary)."""
+    slots: Tensor
+    """(S,) int64: where the tokens go."""
+
+    @property
+    def guided(self) -> bool:
+        """Some row's next token depends on the ones before it in ways only the host knows."""
+        return any(token_row(grant.row).request.guide is not None for grant in self.finals)
+
+
+class Drawer:
+    """Draws for the rows of one stage, and keeps what their draws need from step to step."""
+
+    def __init__(self, vocabulary: int, site: Site) -> None:
+        self._vocabulary = vocabulary
+        self._device = site.device
+        self._penalties: dict[int, Penalties] = {}
+        self._rules = RuleStates(site.settings.max_rows, site.device.torch)
+        self._masks = MaskWriter(vocabulary)
+        on_cuda = site.device.torch.type == "cuda"
+        self.slots = SlotDrawer(site.settings.max_rows + 1, site.device.torch) if on_cuda else None
+
+    def admit(self, row: TokenRow) -> None:
+        sampling = row.request.sampling
+        if self.slots is not None:
+            self.slots.admit(row.slot, sampling.temperature, row.request.seed)
+        if wants_penalties(sampling):
+            self._penalties[row.slot] = Penalties.of(
+                row.request.prompt, row.generated, self._vocabulary, self._device.torch
+            )
+        self._rules.admit(row.slot, row.request.rules, row.generated)
+
+    def release(self, row: TokenRow) -> None:
+        self._penalties.pop(row.slot, None)
+
+    def draw(self, drawing: Drawing, last: Tensor) -> HostCopy:
+        """Draw every row's token into `last` (by slot) and start their way to the host."""
+        finals = drawing.finals
+        if self.slots is not None and all(token_row(grant.row).request.plain for grant in finals):
+            places = self._device.upload({"places": [grant.start + grant.count for grant in finals]})["places"]
+            tokens, finite = self.slots.draw(drawing.logits, drawing.slots, places)
+            results = {"tokens": tokens, "finite": finite}
+        else:
+            samples = sample(drawing.logits.float(), self._describe(finals))
+            tokens, results = samples.tokens, samples.tensors()
+        last[drawing.slots] = tokens
+        return self._device.copy_to_host(results)
+
+    def _describe(self, finals: list[Grant]) -> SampleBatch:
+        rows = [token_row(grant.row) for grant in finals]
+        # a row watches where its first token is drawn
+        watched = [
+            row.request.watched if grant.start + grant.count == row.prompt_length else ()
+            for row, grant in zip(rows, finals)
+        ]
+        return SampleBatch(
+            samplings=[row.request.sampling for row in rows],
+            seeds=[row.request.seed for row in rows],
+            positions=[grant.start + grant.count for grant in finals],
+            penalties=[self._penalties.get(row.slot) for row in rows],
+            logprobs=max((row.request.logprobs for row in rows if row.request.logprobs is not None), default=None),
+            rules=self._mask(rows)
+            + self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows]),
+            watched=watched,
+        )
+
+    def _gather_rules(self, rows: list[TokenRow]) -> list[RuleUse]:
+        return self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows])
+
+    def _mask(self, rows: list[TokenRow]) -> list[RuleUse]:
+        guides: list[Guide] = []
+        places: list[int] = []
+        for place, row in enumerate(rows):
+            if row.request.guide is not None and row.reason is None:  # one that ended draws nothing that counts
+                guides.append(row.request.guide)
+                places.append(place)
+        if not guides:
+            return []
+        where = self._device.upload({"rows": places})["rows"]
+        return [MaskUse(where, self._device.send(self._masks.write(guides)))]

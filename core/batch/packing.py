@@ -1,0 +1,121 @@
+"""Packing a plan of token rows into the input of one launch, and the block tables that launches look up by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymux.core.batch.decoder import TokenBatch, TokenModel
+from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.cache.blocks import CacheSpec, view_blocks
+from polymux.core.compute.attention import PagedBatch, PagedContext
+from polymux.core.engine.site import Site
+
+ON_DEVICE = -1
+"""In place of an id: the row's newest token, which the host has not seen yet."""
+
+
+class Packer:
+    """Owns what the device knows of every slot: its row's blocks, and the token it sampled last.
+
+    One slot more than rows exists: the padding of recorded launches.
+    """
+
+    def __init__(self, model: TokenModel, cache: CacheSpec, site: Site) -> None:
+        device = site.device.torch
+        self._device = site.device
+        self._block = cache.units
+        self._attention = site.attention(model.shape.dtype, model.shape.head_dim)
+        self._view = view_blocks(site.arena, cache)
+        self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
+        self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)
+        slots = site.settings.max_rows + 1
+        self._tables = torch.zeros(slots, -(-self.capacity // cache.units), dtype=torch.int64, device=device)
+        self.last = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def admit(self, row: TokenRow) -> None:
+        row.tabled = 0
+        row.resumed = len(row.tokens)
+
+    def extend_tables(self, plan: Plan) -> None:
+        """Tell the device of the blocks that rows have got since their last launch."""
+        changes: list[int] = []
+        for grant in plan.grants:
+            row = token_row(grant.row)
+            for column in range(row.tabled, len(row.blocks)):
+                changes += (row.slot, column, row.blocks[column])
+            row.tabled = len(row.blocks)
+        if changes:
+            rows, columns, blocks = self._device.upload({"changes": changes})["changes"].view(-1, 3).unbind(dim=1)
+            self._tables[rows, columns] = blocks
+
+    def pack(self, plan: Plan) -> TokenBatch:
+        """The launch's input, worked out on the host and sent in one piece. Single tokens come first."""
+        plan.grants.sort(key=lambda grant: grant.count > 1)
+        ids: list[int] = []
+        positions: list[int] = []
+        token_slots: list[int] = []
+        starts, lengths, slots, finals = [0], [], [], []
+        for place, grant in enumerate(plan.grants):
+            row, end = token_row(grant.row), grant.start + grant.count
+            ids += row.tokens[grant.start : end]
+            if end > len(row.tokens):
+                ids.append(ON_DEVICE)
+            positions += range(grant.start, end)
+            token_slots += [row.slot] * grant.count
+            slots.append(row.slot)
+            starts.append(len(ids))
+            lengths.append(end)
+            if grant.final:
+                finals.append(place)
+        sent = self._device.upload(
+            {
+                "ids": ids,
+                "positions": positions,
+                "token_slots": token_slots,
+                "slots": slots,
+                "starts": starts,
+                "lengths": lengths,
+                "finals": finals,
+            }
+        )
+        batch = PagedBatch(
+            starts,
+            lengths,
+            self._block,
+            self._tables,
+            sent["slots"],
+            sent["starts"],
+            sent["lengths"],
+            sent["token_slots"],
+            sent["positions"],
+        )
+        if self._slabs is not None:
+            batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
+        known = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
+        context = PagedContext(self._attention, self._view, batch, self._slabs)
+        return TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
+
+    def pack_step(self, slots: Tensor, positions: Tensor) -> TokenBatch:
+        """One decode step in which everything is looked up by slot, (B,) each. Padding has position -1."""
+        rows = slots.shape[0]
+        order = torch.arange(rows + 1, device=slots.device)
+        batch = PagedBatch(
+            list(range(rows + 1)),
+            [self.capacity] * rows,
+            self._block,
+            self._tables,
+            slots,
+            order,
+            positions + 1,
+            slots,
+            positions,
+        )
+        context = PagedContext(self._attention, self._view, batch)
+        return TokenBatch(self.last[slots], positions, order[:-1], order[:-1], context)
+
+
+def continues(grant: Grant) -> bool:
+    """One more token after one that this residency has sampled: the device has all it needs."""
+    return grant.count == 1 and grant.start >= token_row(grant.row).resumed

@@ -1,0 +1,86 @@
+"""The steps of a decoder layer between its matrix products, in torch. A device may bring fused ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from polymux.core.compute.attention import AttentionContext
+from polymux.core.compute.fast.structure import Norm
+
+if TYPE_CHECKING:
+    from polymux.core.compute.fast.decoder import FastLayer
+
+
+class Operations:
+    """One instance serves one decoder; nothing is kept between calls."""
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """RMS norm of the last dimension."""
+        if norm.weight.dtype == x.dtype:
+            return rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        return rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual), both (T, d)."""
+        residual = residual + x
+        return self.norm(residual, norm), residual
+
+    def gate(self, act: nn.Module, gate_up: Tensor) -> Tensor:
+        """act(gate) * up from (T, 2 i): (T, i)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return act(gate) * up
+
+    def attend(
+        self,
+        index: int,
+        layer: FastLayer,
+        merged: Tensor,
+        heads: int,
+        kv_heads: int,
+        positions: Tensor,
+        context: AttentionContext,
+    ) -> Tensor:
+        """From the merged projection (T, heads + 2 kv heads, dim), over norms and rotary, to (T, heads, dim)."""
+        rotated, value = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            parts = rotated.split([heads, kv_heads], dim=1)
+            rotated = torch.cat([self.norm(parts[0], layer.q_norm), self.norm(parts[1], layer.k_norm)], dim=1)
+        cos, sin = layer.rotary.at(positions)
+        query, key = rotate(rotated, cos, sin).split([heads, kv_heads], dim=1)
+        return context.attend(index, query, key, value, layer.options)
+
+
+class RotaryTable:
+    """Cosines and sines of every position, (2, positions, dim); the rows of one launch are looked up once."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self._positions: Tensor | None = None
+        self._rows: tuple[Tensor, Tensor] | None = None
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(T, 1, dim) cosines and sines."""
+        if self._rows is None or self._positions is not positions:
+            cos, sin = self.table[:, positions]
+            self._positions, self._rows = positions, (cos[:, None], sin[:, None])
+        return self._rows
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021, section 3.4.2) in the half-split layout: (T, heads, dim)."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos + turned * sin
+
+
+def choose_operations(device: torch.device) -> Operations:
+    """Fused ones where the device has them."""
+    if device.type == "cuda":
+        from polymux.core.compute.triton.operations import TritonOperations
+
+        return TritonOperations()
+    return Operations()

@@ -1,0 +1,75 @@
+"""Decode steps as CUDA graphs: one recorded launch per batch size, on one pool, padded with rows of no length.
+
+A replay reads the rows' slots and positions from fixed buffers; tokens, block tables, temperatures and seeds are on
+the device by slot, and the drawn tokens go back there. The host only says which rows take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(slots (B,), positions (B,)) -> logits (B, vocabulary), tokens (B,), finite (B,). Position -1 marks padding."""
+
+
+def size_ladder(most: int) -> list[int]:
+    """Batch sizes worth a graph: dense where a padded row costs much, sparse where it costs little."""
+    ladder = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, 1024, 32)]
+    return [size for size in ladder if size < most] + [most]
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    tokens: Tensor
+    finite: Tensor
+
+
+class DecodeGraphs:
+    """Graphs of one stage's decode step, recorded when their size is first needed.
+
+    `padding` is a slot that no row ever has.
+    """
+
+    def __init__(self, step: Step, most: int, padding: int, device: torch.device) -> None:
+        self._step = step
+        self._sizes = size_ladder(most)
+        self._padding = padding
+        self._input = torch.empty(2, most, dtype=torch.int64, device=device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._recorded: dict[int, _Recorded] = {}
+
+    def run(self, slots: list[int], positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, tokens and finiteness of the rows, valid until the next run."""
+        rows = len(slots)
+        size = next(size for size in self._sizes if size >= rows)
+        pad = size - rows
+        pinned = torch.tensor([slots + [self._padding] * pad, positions + [-1] * pad], dtype=torch.int64).pin_memory()
+        self._input[:, :size].copy_(pinned, non_blocking=True)
+        recorded = self._recorded.get(size)
+        if recorded is None:
+            recorded = self._recorded[size] = self._record(size)
+        recorded.graph.replay()
+        return recorded.logits[:rows], recorded.tokens[:rows], recorded.finite[:rows]
+
+    def _record(self, size: int) -> _Recorded:
+        # the warm-up compiles kernels; it must not write, so it runs on padding alone
+        asked = self._input[:, :size].clone()
+        self._input[0, :size] = self._padding
+        self._input[1, :size] = -1
+        slots, positions = self._input[0, :size], self._input[1, :size]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(slots, positions)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits, tokens, finite = self._step(slots, positions)
+        self._input[:, :size].copy_(asked)
+        return _Recorded(graph, logits, tokens, finite)

@@ -1,0 +1,82 @@
+"""Attention for CUDA: our own paged kernels, and torch's variable-length flash attention where nothing is cached."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedBatch
+from polymux.core.compute.sdpa import SdpaAttention
+from polymux.core.compute.triton.decode import attend_singles
+from polymux.core.compute.triton.prefill import attend_chunks
+
+
+class TritonAttention(AttentionBackend):
+    name = "triton"
+
+    def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+        if device.type != "cuda":
+            return "it needs a CUDA device"
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"it does not compute in {dtype}"
+        if dim > 256:
+            return f"heads of {dim} are larger than 256"
+        return None
+
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
+        plain = options.softcap is None and options.sinks is None and options.window is None
+        if query.dtype == torch.float32 or not plain:
+            return SdpaAttention().packed(query, key, value, starts, options)
+        group = query.shape[1] // key.shape[1]
+        if group > 1:
+            key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        edges = torch.tensor(starts, dtype=torch.int32, device=query.device)
+        longest = max(end - start for start, end in itertools.pairwise(starts))
+        window = (-1, 0) if options.causal else (-1, -1)
+        return varlen_attn(query, key, value, edges, edges, longest, longest, scale=options.scale, window_size=window)
+
+    def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        singles = batch.singles
+        if batch.decoding:
+            return attend_singles(
+                query, cache, batch.tables, batch.slots, batch.row_lengths, batch.block, batch.longest, options
+            )
+        out = torch.empty_like(query)
+        if singles:
+            out[:singles] = attend_singles(
+                query[:singles],
+                cache,
+                batch.tables,
+                batch.slots[:singles],
+                batch.row_lengths[:singles],
+                batch.block,
+                batch.longest,
+                options,
+            )
+        attend_chunks(
+            query,
+            cache,
+            batch.tables,
+            batch.slots[singles:],
+            batch.row_starts[singles:],
+            batch.row_lengths[singles:],
+            batch.block,
+            batch.largest,
+            options,
+            out,
+        )
+        return out
+
+    def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        if not batch.decoding:
+            return SdpaAttention().cross(query, slabs, batch, options)
+        if "slabs" not in batch.memo:
+            reads = torch.tensor(batch.slabs, device=query.device)[:, None]
+            rows = torch.arange(len(batch.slabs), device=query.device)
+            batch.memo["slabs"] = (reads, rows, torch.full_like(rows, slabs.shape[2]))
+        reads, rows, lengths = batch.memo["slabs"]
+        frames = slabs.shape[2]
+        return attend_singles(query, slabs, reads, rows, lengths, frames, frames, options)

@@ -1,0 +1,196 @@
+"""Paged attention for rows that bring one query each: split over the keys, grouped heads together.
+
+A program reads one stretch of one row's keys and values once, for all query heads that share a key head (Dao et al.,
+Flash-Decoding, 2023); a second kernel joins the stretches by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymux.core.compute.attention import AttentionOptions
+
+PROGRAMS = 528
+"""Programs wanted at least, so that every multiprocessor of a large card has some."""
+
+MAX_SPLITS = 32
+
+
+@triton.jit
+def _read(
+    query,
+    cache,
+    out,
+    partial,
+    tables,
+    slots,
+    lengths,
+    sinks,
+    scale,
+    table_stride,
+    block_stride,
+    value_stride,
+    token_stride,
+    head_stride,
+    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    length = tl.load(lengths + row)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0)
+        begin = begin // TILE * TILE
+    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), TILE) * TILE
+    first = begin + split * share
+    last = tl.minimum(first + share, length)
+    heads = tl.arange(0, GROUP)
+    dims = tl.arange(0, WIDE)
+    here = heads < group
+    fits = dims < DIM
+    head = kv_head * group + heads
+    peak = tl.full([GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    mixed = tl.zeros([GROUP, WIDE], tl.float32)
+    if first < last:
+        q = tl.load(
+            query + (row * HEADS + head[:, None]) * DIM + dims[None, :], here[:, None] & fits[None, :], other=0.0
+        )
+        table = tables + tl.load(slots + row) * table_stride
+        base = cache + kv_head * head_stride + dims[None, :]
+        for start in range(first, last, TILE):
+            places = start + tl.arange(0, TILE)
+            seen = places < last
+            blocks = tl.load(table + places // BLOCK, seen, other=0)
+            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
+            keys = tl.load(where, seen[:, None] & fits[None, :], other=0.0)
+            values = tl.load(where + value_stride, seen[:, None] & fits[None, :], other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
+            if SOFTCAP > 0:
+                scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+            if WINDOW > 0:
+                seen = seen & (places >= length - WINDOW)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            higher = tl.maximum(peak, tl.max(scores, axis=1))
+            shrink = tl.exp(peak - higher)
+            shrink = tl.where(higher == float("-inf"), 1.0, shrink)
+            weights = tl.exp(scores - tl.where(higher == float("-inf"), 0.0, higher)[:, None])
+            total = total * shrink + tl.sum(weights, axis=1)
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            peak = higher
+    if SINKS and split == 0:
+        sink = tl.load(sinks + head, here, other=0.0).to(tl.float32)
+        higher = tl.maximum(peak, sink)
+        shrink = tl.exp(peak - higher)
+        total = total * shrink + tl.exp(sink - higher)
+        mixed = mixed * shrink[:, None]
+        peak = higher
+    if SPLITS == 1:
+        result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            out + (row * HEADS + head[:, None]) * DIM + dims[None, :],
+            result.to(out.dtype.element_ty),
+            here[:, None] & fits[None, :],
+        )
+    else:
+        target = partial + ((row * HEADS + head) * SPLITS + split) * (DIM + 2)
+        tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
+        tl.store(target + DIM, peak, here)
+        tl.store(target + DIM + 1, total, here)
+
+
+@triton.jit
+def _join(partial, out, SPLITS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+    head = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, WIDE)
+    fits = dims < DIM
+    splits = tl.arange(0, SPLITS)
+    base = partial + (head * SPLITS + splits) * (DIM + 2)
+    peaks = tl.load(base + DIM)
+    totals = tl.load(base + DIM + 1)
+    peak = tl.max(peaks, axis=0)
+    factors = tl.where(peaks == float("-inf"), 0.0, tl.exp(peaks - peak))
+    total = tl.sum(totals * factors, axis=0)
+    mixed = tl.load(base[:, None] + dims[None, :], fits[None, :], other=0.0)
+    result = tl.sum(mixed * factors[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + head * DIM + dims, result.to(out.dtype.element_ty), fits)
+
+
+def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
+    """A power of two: enough programs for the card, but no split shorter than a tile or two."""
+    splits = 1
+    while splits < MAX_SPLITS and rows * kv_heads * splits < PROGRAMS and splits * 128 < longest:
+        splits *= 2
+    return splits
+
+
+def attend_singles(
+    query: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    block: int,
+    longest: int,
+    options: AttentionOptions,
+) -> Tensor:
+    """(R, heads, dim) queries, one per row, over `cache` (blocks, 2, block, kv heads, dim): (R, heads, dim).
+
+    Row r reads the first `lengths[r]` tokens of the blocks in `tables[slots[r]]`. `longest` bounds the lengths.
+    """
+    rows, heads, dim = query.shape
+    kv_heads = cache.shape[3]
+    splits = choose_splits(rows, kv_heads, min(longest, options.window or longest))
+    out = torch.empty_like(query)
+    partial = (
+        torch.empty(rows, heads, splits, dim + 2, dtype=torch.float32, device=query.device) if splits > 1 else query
+    )
+    group = max(16, triton.next_power_of_2(heads // kv_heads))
+    wide = triton.next_power_of_2(dim)
+    _read[(rows, kv_heads, splits)](
+        query,
+        cache,
+        out,
+        partial,
+        tables,
+        slots,
+        lengths,
+        options.sinks if options.sinks is not None else query,
+        options.scale,
+        tables.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        cache.stride(3),
+        splits,
+        heads,
+        kv_heads,
+        group,
+        dim,
+        wide,
+        block,
+        64,
+        options.window or 0,
+        options.softcap or 0.0,
+        options.sinks is not None,
+        num_warps=4,
+        num_stages=3,
+    )
+    if splits > 1:
+        _join[(rows * heads,)](partial, out, splits, dim, wide, num_warps=2)
+    return out

@@ -1,0 +1,66 @@
+"""A decoder layer's steps in fused kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from polymux.core.compute.attention import AttentionContext, PagedContext
+from polymux.core.compute.fast.operations import Operations
+from polymux.core.compute.fast.structure import Norm
+from polymux.core.compute.triton.attention import TritonAttention
+from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
+
+if TYPE_CHECKING:
+    from polymux.core.compute.fast.decoder import FastLayer
+
+
+class TritonOperations(Operations):
+    def __init__(self) -> None:
+        self._kinds: dict[nn.Module, str | None] = {}
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if x.dim() != 2 or not x.is_contiguous():
+            return super().norm(x, norm)
+        return add_norm(x, None, norm.weight, norm.eps)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        return add_norm(x, residual, norm.weight, norm.eps), residual
+
+    def gate(self, act: nn.Module, gate_up: Tensor) -> Tensor:
+        if act not in self._kinds:
+            self._kinds[act] = recognise_gate(act, gate_up.device)
+        kind = self._kinds[act]
+        return super().gate(act, gate_up) if kind is None else gate(gate_up, kind)
+
+    def attend(
+        self,
+        index: int,
+        layer: FastLayer,
+        merged: Tensor,
+        heads: int,
+        kv_heads: int,
+        positions: Tensor,
+        context: AttentionContext,
+    ) -> Tensor:
+        if not isinstance(context, PagedContext) or not isinstance(context.backend, TritonAttention):
+            return super().attend(index, layer, merged, heads, kv_heads, positions, context)
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
+        cache = context.cache[:, index]
+        query = rotate_write(merged, heads, kv_heads, layer.rotary.table, norms, cache, context.batch)
+        return context.backend.paged(query, cache, context.batch, layer.options)
+
+
+def recognise_gate(act: nn.Module, device: torch.device) -> str | None:
+    """Which fused gate computes the same as `act`, found by trying it; None when none does."""
+    x = torch.linspace(-6, 6, 97, device=device)
+    found = act(x)
+    if torch.allclose(found, torch.nn.functional.silu(x), atol=1e-5):
+        return "silu"
+    if torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
+        return "gelu_tanh"
+    return None
