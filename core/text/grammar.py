@@ -66,20 +66,23 @@ class Grammars:
                 self._kept.move_to_end(text)
             return grammar
 
-    def compile(self, text: str) -> Grammar:
-        """Raises `InvalidRequest` for what is no grammar, is not supported, is too large or allows no answer."""
+    def compile(self, text: str, param: str = "response_format") -> Grammar:
+        """Raises `InvalidRequest` for what is no grammar, is not supported, is too large or allows no answer.
+
+        `param` is the field of the request that it came in.
+        """
         grammar = self.find(text)
         if grammar is not None:
             return grammar
         if len(text) > MAX_CHARACTERS:
-            raise _refuse(f"it is longer than {MAX_CHARACTERS} characters")
+            raise _refuse(f"it is longer than {MAX_CHARACTERS} characters", param)
         matcher = llguidance.LLMatcher(self._load_tokens(), text, log_level=0, limits=LIMITS)
         complaint = matcher.get_error()
         if not complaint:
             allowed = matcher.compute_bitmask()
             complaint = matcher.get_error() or ("" if any(allowed) and _begins(matcher) else "it allows no answer")
         if complaint:
-            raise _refuse(complaint)
+            raise _refuse(complaint, param)
         grammar = Grammar(matcher)
         with self._lock:
             self._kept[text] = grammar
@@ -108,7 +111,7 @@ def write_schema(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise _refuse("a schema is an object or a boolean")
     _check_depth(schema)
-    return json.dumps({"grammars": [{"json_schema": _with_whitespace(schema)}]})
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema)}]})
 
 
 def write_regex(pattern: str) -> str:
@@ -138,17 +141,17 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 """Kinds of a `Format`."""
 
 
-def embed_schema(schema: Any) -> str:
-    """The schema as a rule's body inside a Lark grammar."""
+def embed_schema(schema: Any, *, lenient: bool = False) -> str:
+    """The schema as a rule's body inside a Lark grammar. `lenient`: keywords that cannot be kept are passed over."""
     _check_depth(schema)
-    return "%json " + json.dumps(_with_whitespace(schema))
+    return "%json " + json.dumps(_with_options(schema, lenient=lenient))
 
 
 def after_thought(grammar: str) -> str:
     """The grammar of an answer that follows a thought: models put empty lines between the two."""
     grammars = json.loads(grammar)["grammars"]
-    answer = {**grammars[0], "name": "answer"}
-    return json.dumps({"grammars": [{"lark_grammar": "start: /\\n{0,2}/ @answer"}, answer, *grammars[1:]]})
+    answer = {**grammars[0], "name": "after_thought"}
+    return json.dumps({"grammars": [{"lark_grammar": "start: /\\n{0,2}/ @after_thought"}, answer, *grammars[1:]]})
 
 
 def pack_lark(text: str) -> str:
@@ -156,12 +159,12 @@ def pack_lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _with_whitespace(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+def _with_options(schema: dict[str, Any] | bool, *, lenient: bool = False) -> dict[str, Any] | bool:
     if isinstance(schema, bool):
         return schema
     if "x-guidance" in schema:
         raise _refuse("x-guidance is not available")
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
 
 
 def _check_depth(value: Any) -> None:
@@ -181,5 +184,5 @@ def _begins(matcher: llguidance.LLMatcher) -> bool:
     return not matcher.is_stopped() or matcher.is_accepting()
 
 
-def _refuse(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"This format cannot be guaranteed: {reason.strip()}", param="response_format")
+def _refuse(reason: str, param: str = "response_format") -> InvalidRequest:
+    return InvalidRequest(f"This format cannot be guaranteed: {reason.strip()}", param=param)

@@ -53,6 +53,12 @@ class StopStrings:
         return whole[:shown]
 
     def flush(self) -> str:
-        """The text ended: what was held back was a false start."""
+        """The text ended, or something else begins: what was held back was a false start."""
         held, self._held = self._held, ""
+        self._lengths = [0] * len(self._patterns)
         return held
+
+    @property
+    def held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
