@@ -58,7 +58,8 @@ class Residency:
                 spare = int(self.pool.capacity * KEPT_MARGIN) if self.pool.held else 0
             else:
                 spare = 0 if alone else int(self.pool.capacity * MARGIN)
-            if not self.pool.has_room(idle + self._blocks_for(self.stage.units(row)) - len(prefix) + spare):
+            missing = self._blocks_for(self.stage.units(row)) - len(prefix)
+            if missing and not self.pool.has_room(idle + missing + spare):  # a row may save nothing at all
                 return False
             for block in prefix:
                 self.pool.hold(block)

@@ -199,6 +199,20 @@ def test_rows_wait_for_blocks_and_nothing_changes(pictures, drive) -> None:
         torch.testing.assert_close(latent, read_latents(roomy, name)[0], atol=2e-5, rtol=2e-5)
 
 
+def test_a_row_without_a_step_cache_needs_no_room(pictures, drive, paint) -> None:
+    """The arena is full of others' blocks: a row that saves nothing runs, one that must save fails clearly."""
+    requests = {"slow": pictures["slow"].request(FirstBlock(threshold=0.6)), "a": pictures["a"].request()}
+    driver = drive(LaggedCpu(), requests)
+    while driver.loop.site.arena.lease() is not None:
+        pass
+    driver.submit("a", "flux", "denoise", DenoiseWork(["a"]))
+    driver.finish()
+    torch.testing.assert_close(read_latents(driver, "a")[0], paint("a").latent, atol=1e-5, rtol=1e-5)
+    driver.submit("slow", "flux", "denoise", DenoiseWork(["slow"]))
+    driver.finish()
+    assert driver.error("slow").status == 429
+
+
 def test_a_poisoned_row_does_not_reach_the_next_owner_of_its_blocks(pictures, drive, paint) -> None:
     rule = FirstBlock(threshold=0.6, tail=0)
     requests = {name: pictures[name].request(rule) for name in NAMES}
