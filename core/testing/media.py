@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import wave
 from dataclasses import dataclass
+from typing import Any
 
 import av
 import numpy as np
@@ -50,7 +51,7 @@ def write_media(samples: np.ndarray, rate: int, recipe: Recipe) -> bytes:
     """A file that holds mono float32 `samples`, resampled to what the recipe says."""
     file = io.BytesIO()
     with av.open(file, "w", format=recipe.container) as container:
-        sound = container.add_stream(recipe.codec, rate=recipe.rate)
+        sound: Any = container.add_stream(recipe.codec, rate=recipe.rate)
         sound.layout = recipe.layout
         picture = _add_pictures(container, recipe.picture) if recipe.picture else None
         if picture is not None:
@@ -85,7 +86,7 @@ def write_wav(samples: np.ndarray, rate: int) -> bytes:
 
 
 def _add_pictures(container: av.container.OutputContainer, codec: str) -> av.VideoStream:
-    stream = container.add_stream(codec, rate=10)
+    stream: Any = container.add_stream(codec, rate=10)
     stream.width = stream.height = 64
     stream.pix_fmt = "rgb24" if codec == "png" else "yuv420p"
     return stream

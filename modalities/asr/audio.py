@@ -38,7 +38,7 @@ def read_audio(source: bytes | str) -> Iterator[np.ndarray]:
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
     heard = False
     try:
-        with av.open(file, options=options, metadata_errors="ignore") as container:
+        with av.open(file, "r", options=options, metadata_errors="ignore") as container:
             for piece in resample(decode_frames(container, choose_stream(container))):
                 heard = heard or bool(len(piece))
                 yield piece
@@ -85,7 +85,7 @@ def resample(frames: Iterator[AudioFrame]) -> Iterator[np.ndarray]:
     for frame in frames:
         frame.pts = None  # gaps and jumps in a file's clock are no silence
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
-        if found != shape:
+        if resampler is None or found != shape:
             check_rate(frame.sample_rate)
             if resampler is not None:
                 yield from read_samples(resampler.resample(None))

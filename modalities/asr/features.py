@@ -21,6 +21,9 @@ RANGE = 8.0
 class LogMel(torch.nn.Module):
     """(B, samples) float32 at 16 kHz to (B, mels, samples / 160) float32."""
 
+    filters: Tensor
+    window: Tensor
+
     def __init__(self, mels: int) -> None:
         super().__init__()
         self.register_buffer("filters", make_filters(mels), persistent=False)

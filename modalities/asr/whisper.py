@@ -30,6 +30,8 @@ STRIDE = 2
 class WhisperEncoder(OneShotModel):
     """Windows of samples in; each one's cross-attention keys and values out, into its slab."""
 
+    slab: CacheSpec
+
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
         config = model.config
         self.encoder = model.model.encoder.eval().requires_grad_(False)
@@ -123,7 +125,7 @@ def load_whisper(folder: Path, device: torch.device, dtype: torch.dtype) -> tupl
         model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a Whisper model from {folder}: {error}") from error
-    return split_whisper(model.to(device))
+    return split_whisper(model.to(device))  # type: ignore[arg-type]
 
 
 def split_whisper(model: WhisperForConditionalGeneration) -> tuple[WhisperEncoder, WhisperDecoder]:
