@@ -154,6 +154,7 @@ async def test_silence_is_never_an_invention(client, level):
     assert await client.audio.transcriptions.create(model="whisper-1", file=file, response_format="srt") == ""
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_what_this_model_cannot_do_is_said(client, speech):
     file = ("speech.wav", write_wav(speech, RATE))
     with pytest.raises(openai.BadRequestError, match="English alone"):
