@@ -39,13 +39,13 @@ class Driver:
 
     def submit(self, job: str, model: str, task: str, work: msgspec.Struct, **options: Any) -> None:
         """`options` are those of `Submit`: priority, deadline."""
-        self.loop.handle(Submit(job, model, task, pack(work), **options))
+        self.loop.handle(Submit(job, model, task, pack(work, holder=job), **options))
 
     def cancel(self, job: str, branch: int | None = None) -> None:
         self.loop.handle(Cancel(job, branch))
 
     def post(self, job: str, body: msgspec.Struct) -> None:
-        self.loop.handle(Post(job, pack(body)))
+        self.loop.handle(Post(job, pack(body, holder=job)))
 
     # ---- stepping ----
 

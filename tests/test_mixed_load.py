@@ -1,0 +1,299 @@
+"""The test that never goes red: every modality in one engine, and every answer the one that is given alone.
+
+Jobs join, leave, share prefixes and push each other out of a small cache, with results at once and one launch late;
+afterwards the engine holds nothing and no shared memory is lent. Models are tiny and random where they would be heavy.
+A new modality joins with a `Participant` below.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hibari import Hibari
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polymux_hibari.program import SpeechProgram, VoiceModel
+from polymux_hibari.work import SPOKEN, Piece, SpeakWork, Spoken
+
+from polymux.core.batch.denoise import DenoiseStage
+from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.tokens import TokenStage
+from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.compute.decoder import TransformersDecoder
+from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.pipeline import Program
+from polymux.core.tasks import Sampling, Vector
+from polymux.core.testing.denoising import (
+    CHANNELS,
+    JOINT,
+    POOLED,
+    DenoiseProgram,
+    DenoiseWork,
+    flow_scheduler,
+    read_latents,
+    tiny_flux,
+)
+from polymux.core.testing.drive import Driver
+from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit
+from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_llama, tiny_whisper
+from polymux.modalities.asr.program import TranscriptionProgram
+from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.whisper import WhisperDecoder, WhisperEncoder, split_whisper
+from polymux.modalities.asr.work import WINDOW, AudioChunk, TranscribeWork, WindowText
+from polymux.modalities.diffusion import flux
+from polymux.modalities.llm.embedder import TextEmbedder
+from polymux.modalities.llm.program import EmbeddingProgram, GenerationProgram
+from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
+
+# ---- chat: greedy and drawn, one and several choices, prompts that share their beginning ----
+
+_decoder = cache(lambda: TransformersDecoder(build(tiny_llama)))
+
+
+def load_chat(site: Site) -> Program:
+    return GenerationProgram(TokenStage("decode", _decoder(), site), "chat")
+
+
+def chat(prompt: list[int], tokens: int, choices: int = 1, temperature: float = 0.0) -> Ask:
+    work = GenerateWork(
+        prompts=[prompt],
+        max_tokens=[tokens],
+        seeds=list(range(choices)),
+        n=choices,
+        sampling=Sampling(temperature=temperature),
+    )
+    return Ask("chat", work)
+
+
+def read_chat(driver: Driver, job: str) -> list[np.ndarray]:
+    return [np.array(driver.tokens(job, branch)) for branch in sorted(driver.reasons(job))]
+
+
+_SHARED = [7 * place % (VOCABULARY - 3) + 3 for place in range(40)]
+
+CHAT = Participant(
+    "chat",
+    load_chat,
+    [
+        chat(_SHARED, 24),
+        chat([*_SHARED[:24], 5, 6], 16, choices=3, temperature=1.0),
+        chat([*_SHARED, 9], 30, temperature=0.8),
+        chat([3], 50, choices=6, temperature=1.0),
+    ],
+    read_chat,
+)
+
+# ---- embeddings ----
+
+_bert = cache(lambda: build(tiny_bert))
+
+
+def load_embeddings(site: Site) -> Program:
+    embedder = TextEmbedder(copy.deepcopy(_bert()), site, "mean")
+    return EmbeddingProgram(OneShotStage("embed", embedder, site, max_units=64, to_host=True), embedder)
+
+
+def read_embeddings(driver: Driver, job: str) -> list[np.ndarray]:
+    vectors = sorted(driver.outputs(job, VECTOR, Vector), key=lambda vector: vector.index)
+    return [np.frombuffer(vector.data, "<f4") for vector in vectors]
+
+
+EMBED = Participant(
+    "embed",
+    load_embeddings,
+    [
+        Ask("embed", EmbedWork(inputs=[[5, 6, 7]])),
+        Ask("embed", EmbedWork(inputs=[list(range(3, 3 + 5 * place)) for place in range(1, 12)])),
+    ],
+    read_embeddings,
+    tolerance=1e-5,
+)
+
+# ---- transcription: one window and several, language given and detected ----
+
+_TOKENS = SpeechTokens(
+    end=80,
+    start=81,
+    previous=87,
+    no_speech=88,
+    no_timestamps=89,
+    transcribe=86,
+    translate=85,
+    languages={"en": 82, "de": 83, "fr": 84},
+    suppressed=(1, 2, 81, 82, 83, 84, 85, 86, 87, 88),
+    suppressed_first=(5, 80),
+    latest_start=25,
+)
+
+
+@cache
+def _whisper() -> tuple[WhisperEncoder, WhisperDecoder]:
+    return split_whisper(build(tiny_whisper, seed=3))
+
+
+def load_transcription(site: Site) -> Program:
+    encoder, decoder = _whisper()
+    stages = OneShotStage("encode", encoder, site, max_units=4, max_rows=4), TokenStage("decode", decoder, site)
+    return TranscriptionProgram(*stages, encoder.samples, _TOKENS, "whisper")
+
+
+def recording(seed: int, seconds: float) -> AudioChunk:
+    noise = np.random.default_rng(seed).normal(0, 0.1, int(seconds * 16_000))
+    return AudioChunk(noise.astype(np.float32), last=True)
+
+
+def read_transcription(driver: Driver, job: str) -> list[np.ndarray]:
+    return [np.array(window.tokens) for window in driver.outputs(job, WINDOW, WindowText)]
+
+
+TRANSCRIBE = Participant(
+    "transcribe",
+    load_transcription,
+    [
+        Ask("transcribe", TranscribeWork(language="en"), [recording(1, 0.7)]),
+        Ask("translate", TranscribeWork(), [recording(2, 2.6)]),
+        Ask("transcribe", TranscribeWork(language="de", prompt=[87, 10, 11]), [recording(3, 1.0)]),
+    ],
+    read_transcription,
+)
+
+# ---- speech: the real voice, which is small ----
+
+_voice = cache(Hibari)
+
+
+def load_speech(site: Site) -> Program:
+    return SpeechProgram(OneShotStage("voice", VoiceModel({"heart": _voice()}), site, max_units=1, on_host=True))
+
+
+def speech(*phonemes: str, speed: float = 1.0) -> Ask:
+    pieces = [Piece(_voice().ids(piece)) for piece in phonemes]
+    return Ask("speak", SpeakWork("heart", speed), [*pieces, Piece([])])
+
+
+def read_speech(driver: Driver, job: str) -> list[np.ndarray]:
+    return [spoken.samples for spoken in driver.outputs(job, SPOKEN, Spoken)]
+
+
+SPEAK = Participant(
+    "speak",
+    load_speech,
+    [speech("həlˈO ðˈɛɹ."), speech("wˈʌn.", "tˈu.", "θɹˈi.", speed=2.0)],
+    read_speech,
+)
+
+# ---- pictures: rows of other step counts, guidance and seeds ----
+
+_flux = cache(tiny_flux)
+
+
+def picture(seed: int, steps: int, side: int = 8, guided: bool = False) -> DenoiseRequest:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (CHANNELS, side, side)
+    branches = tuple(
+        {
+            flux.PROMPT: torch.randn(5, JOINT, generator=generator),
+            flux.POOLED: torch.randn(POOLED, generator=generator),
+            flux.GUIDANCE: torch.tensor(3.5),
+        }
+        for _ in range(1 + guided)
+    )
+    return DenoiseRequest(shape, flux.make_schedule(flow_scheduler(), steps, shape), branches, 4.0, seed)
+
+
+_PICTURES = {
+    "few steps": picture(1, 4),
+    "many steps": picture(2, 15),
+    "guided": picture(3, 6, guided=True),
+    "wide": picture(4, 5, side=12),
+}
+
+
+def load_pictures(site: Site) -> Program:
+    return DenoiseProgram(DenoiseStage("denoise", flux.FluxDenoiser(_flux()), site, max_units=10_000), _PICTURES)
+
+
+DENOISE = Participant(
+    "denoise",
+    load_pictures,
+    [Ask("denoise", DenoiseWork([name])) for name in _PICTURES] + [Ask("denoise", DenoiseWork(list(_PICTURES)))],
+    lambda driver, job: [latent.numpy() for latent in read_latents(driver, job)],
+    tolerance=1e-4,
+)
+
+# ---- the load ----
+
+MIXTURE = Mixture([CHAT, EMBED, TRANSCRIBE, SPEAK, DENOISE])
+MODELS = {participant.model: len(participant.asks) for participant in MIXTURE.participants}
+DEVICES = {"in step": Device, "launch-ahead": LaggedCpu}
+
+visits = st.sampled_from([(model, ask) for model, asks in MODELS.items() for ask in range(asks)]).flatmap(
+    lambda what: st.builds(
+        Visit,
+        model=st.just(what[0]),
+        ask=st.just(what[1]),
+        join=st.integers(0, 25),
+        leave=st.one_of(st.none(), st.none(), st.integers(0, 30)),
+        priority=st.sampled_from([0, 0, 1]),
+    )
+)
+
+
+def open_site(device: str, pages: int, **options: object) -> Site:
+    """A cache of few pages, each large enough for one window's slab: whoever comes late has to push."""
+    values = {"max_rows": 8, "max_units": 48, "block": 4, "superpage": 1 << 16, "cache_bytes": pages << 16}
+    return Site(DEVICES[device](), SiteSettings(**{**values, **options}))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Several threads of tiny matrices do nothing but wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_everything_at_once(device: str) -> None:
+    """Every ask, some of them leaving, in a cache that is too small for the chats alone; then every ask again."""
+    everything = [(model, ask) for model, asks in MODELS.items() for ask in range(asks)]
+    crowd = [Visit("chat", 3, join=join) for join in (0, 1, 2)]
+    stay = [Visit(model, ask, join=number % 5) for number, (model, ask) in enumerate(everything)]
+    leave = [Visit(model, ask, join=3, leave=2 * number) for number, (model, ask) in enumerate(everything)]
+    again = [Visit(model, ask, join=40 + number, priority=number % 2) for number, (model, ask) in enumerate(everything)]
+    driver = MIXTURE.run(open_site(device, pages=5, max_rows=16), crowd + stay + leave + again)
+    stats = driver.loop.stats()
+    assert stats["preemptions_total"] > 0
+    assert stats["prefix_cache_hits_total"] > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(visits, min_size=2, max_size=12),
+    st.sampled_from(sorted(DEVICES)),
+    st.sampled_from([8, 12, 64]),
+    st.booleans(),
+    st.sampled_from([3, 16]),
+)
+def test_any_mixture(asked: list[Visit], device: str, pages: int, deterministic: bool, rows: int) -> None:
+    MIXTURE.run(open_site(device, pages, deterministic=deterministic, max_rows=rows), asked)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(visits, min_size=2, max_size=30),
+    st.sampled_from(sorted(DEVICES)),
+    st.sampled_from([8, 12, 64]),
+    st.booleans(),
+    st.sampled_from([3, 16]),
+)
+def test_any_mixture_at_length(asked: list[Visit], device: str, pages: int, deterministic: bool, rows: int) -> None:
+    MIXTURE.run(open_site(device, pages, deterministic=deterministic, max_rows=rows), asked)
