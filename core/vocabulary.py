@@ -154,7 +154,7 @@ class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
     error: dict[str, Any]
 
 
-class Tokens(msgspec.Struct, tag="tokens", array_like=True):
+class Tokens(msgspec.Struct, tag="tokens", array_like=True, gc=False):
     """New tokens of one branch. `logprobs[i]` belongs to `ids[i]`; `top[i]` holds (id, logprob), best first."""
 
     job: str

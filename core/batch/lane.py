@@ -122,11 +122,14 @@ class Lane:
         return skipped
 
     def _admit(self, budget: int, grants: list[Grant]) -> None:
-        while self.waiting and budget > 0:
-            row = self.waiting[0]
+        for row in list(self.waiting):
+            if budget <= 0:
+                break
+            if self.residency.awaits(row):
+                continue
             if not self.residency.admit(row, alone=not self.running):
                 break
-            self.waiting.pop(0)
+            self.waiting.remove(row)
             row.state = RowState.RUNNING
             if row.admitted_at is None:
                 row.admitted_at = time.monotonic()

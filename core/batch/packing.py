@@ -15,6 +15,10 @@ from polymux.core.engine.site import Site
 ON_DEVICE = -1
 """In place of an id: the row's newest token, which the host has not seen yet."""
 
+SHARING_ROWS = 8
+SHARED_TOKENS = 256
+"""Rows and common tokens from which on a common prefix is read once for all rows."""
+
 
 class Packer:
     """Owns what the device knows of every slot: its row's blocks, and the token it sampled last.
@@ -97,7 +101,17 @@ class Packer:
         context = PagedContext(self._attention, self._view, batch, self._slabs)
         return TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
 
-    def pack_step(self, slots: Tensor, positions: Tensor) -> TokenBatch:
+    def shared_prefix(self, rows: list[TokenRow]) -> int:
+        """Leading tokens that all rows have in common, as whole blocks; 0 where reading them once would not pay."""
+        if len(rows) < SHARING_ROWS:
+            return 0
+        # lists compare element by element: what the smallest and the largest share, all share
+        low, high = min(row.blocks for row in rows), max(row.blocks for row in rows)
+        count = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
+        tokens = count * self._block
+        return tokens if tokens >= SHARED_TOKENS else 0
+
+    def pack_step(self, slots: Tensor, positions: Tensor, shared: Tensor | None) -> TokenBatch:
         """One decode step in which everything is looked up by slot, (B,) each. Padding has position -1."""
         rows = slots.shape[0]
         order = torch.arange(rows + 1, device=slots.device)
@@ -111,6 +125,7 @@ class Packer:
             positions + 1,
             slots,
             positions,
+            shared=shared,
         )
         context = PagedContext(self._attention, self._view, batch)
         return TokenBatch(self.last[slots], positions, order[:-1], order[:-1], context)

@@ -15,6 +15,9 @@ from polymux.core.cache.holding import Holding
 from polymux.core.cache.prefix import PrefixIndex
 from polymux.core.errors import InternalError
 
+WORTH_WAITING = 128
+"""Prompt tokens that another row is computing from which on a row waits for them."""
+
 MARGIN = 0.05
 """Share of a class's blocks kept free when a row is admitted beside others, so that those can grow."""
 
@@ -32,6 +35,8 @@ class Residency:
         """Prompt units looked up in the prefix index."""
         self.hits = 0
         """Prompt units it answered."""
+        self._promised: dict[bytes, TokenRow] = {}
+        """Digests of full blocks that a running row is about to compute."""
         self._slots = list(range(stage.max_rows - 1, -1, -1))
         self.pool = BlockPool(arena, stage.cache, self.index.forget) if stage.cache is not None else None
 
@@ -67,6 +72,7 @@ class Residency:
             row.scheduled = row.done = len(prefix) * self.pool.spec.units
             if isinstance(row, TokenRow):
                 row.published = len(prefix)
+                self._promise(row)
                 if not row.preempted:
                     row.cached = row.done
                     self.queried += row.prompt_length
@@ -74,6 +80,17 @@ class Residency:
         row.slot = self._slots.pop()
         self.stage.admitted(row)
         return True
+
+    def awaits(self, row: Row) -> bool:
+        """Whether a running row is computing most of what this one would: then its blocks are worth waiting for."""
+        if not self._promised or not isinstance(row, TokenRow) or self.pool is None:
+            return False
+        size = self.pool.spec.units
+        start = block = len(self._match(row))
+        while (block + 1) * size < len(row.tokens) and row.digest(block, size) in self._promised:
+            block += 1
+        promised, missing = (block - start) * size, len(row.tokens) - start * size
+        return promised >= WORTH_WAITING and 2 * promised >= missing
 
     def grow(self, row: Row, units: int) -> bool:
         """Blocks for the row's first `units` units; False when there is no room."""
@@ -100,6 +117,8 @@ class Residency:
                 for block in reversed(row.blocks):
                     self.pool.release(block, keep=block in self.index)
         row.blocks = []
+        if isinstance(row, TokenRow):
+            self._withdraw(row)
         if row.slot >= 0:
             self._slots.append(row.slot)
             self.stage.released(row)
@@ -121,6 +140,7 @@ class Residency:
             block = row.blocks[row.published]
             if not self.pool.is_tainted(block):  # a launch that was still out may complete a failed row's block
                 self.index.publish(row.digest(row.published, size), block)
+            self._promised.pop(row.digest(row.published, size), None)
             row.published += 1
 
     def check(self) -> None:
@@ -144,6 +164,17 @@ class Residency:
                 break
             found.append(block)
         return found
+
+    def _promise(self, row: TokenRow) -> None:
+        if self.pool is not None and self.stage.shares_prefixes:
+            size = self.pool.spec.units
+            for block in range(row.published, len(row.tokens) // size):
+                self._promised.setdefault(row.digest(block, size), row)
+
+    def _withdraw(self, row: TokenRow) -> None:
+        for digest in row.digests[row.published :]:
+            if self._promised.get(digest) is row:
+                del self._promised[digest]
 
     def _blocks_for(self, units: int) -> int:
         return -(-units // self.pool.spec.units) if self.pool is not None else 0

@@ -120,17 +120,17 @@ class TokenStage(Stage):
     def _replay(self, plan: Plan, graphs: DecodeGraphs) -> Ticket:
         """A recorded step has drawn already; its tokens count where nothing but a token is wanted."""
         rows = [token_row(grant.row) for grant in plan.grants]
-        logits, tokens, finite = graphs.run([row.slot for row in rows], [grant.start for grant in plan.grants])
+        slots, positions = [row.slot for row in rows], [grant.start for grant in plan.grants]
+        logits, tokens, finite = graphs.run(slots, positions, self._packer.shared_prefix(rows))
         if all(row.request.plain for row in rows):
             return Ticket(plan, self._device.copy_to_host({"tokens": tokens, "finite": finite}))
-        slots = self._device.upload({"slots": [row.slot for row in rows]})["slots"]
-        return self._draw(plan, Drawing(plan.grants, logits, slots))
+        return self._draw(plan, Drawing(plan.grants, logits, self._device.upload({"slots": slots})["slots"]))
 
-    def _step(self, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, slots: Tensor, positions: Tensor, shared: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """One decode step as a graph records it."""
         if self._drawer.slots is None:
             raise InternalError("only a CUDA device records decode steps")
-        logits = self.model.forward(self._packer.pack_step(slots, positions))
+        logits = self.model.forward(self._packer.pack_step(slots, positions, shared))
         tokens, finite = self._drawer.slots.draw(logits, slots, positions + 1)
         self._packer.last[slots] = tokens
         return logits, tokens, finite

@@ -60,6 +60,8 @@ class PagedBatch:
     """(T,) int64: the place of each new token in its row."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What a backend works out once a launch and uses in every layer."""
+    shared: Tensor | None = None
+    """(1,) int64: leading tokens that all rows have in common, block by block; a backend may read them once."""
     slabs: list[int] = field(default_factory=list)
     """R: the slab each row's cross-attention reads; empty for decoders without one."""
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(slots (B,), positions (B,)) -> logits (B, vocabulary), tokens (B,), finite (B,). Position -1 marks padding."""
+Step = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+"""(slots (B,), positions (B,), shared prefix (1,) or None) -> logits (B, vocabulary), tokens (B,), finite (B,).
+Position -1 marks padding."""
 
 
 def size_ladder(most: int) -> list[int]:
@@ -40,36 +42,41 @@ class DecodeGraphs:
         self._step = step
         self._sizes = size_ladder(most)
         self._padding = padding
-        self._input = torch.empty(2, most, dtype=torch.int64, device=device)
+        self._input = torch.zeros(2 * most + 1, dtype=torch.int64, device=device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[tuple[int, bool], _Recorded] = {}
 
-    def run(self, slots: list[int], positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, tokens and finiteness of the rows, valid until the next run."""
+    def run(self, slots: list[int], positions: list[int], shared: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, tokens and finiteness of the rows, valid until the next run.
+
+        `shared` is how many leading tokens all rows have in common; 0: each reads its own.
+        """
         rows = len(slots)
         size = next(size for size in self._sizes if size >= rows)
         pad = size - rows
-        pinned = torch.tensor([slots + [self._padding] * pad, positions + [-1] * pad], dtype=torch.int64).pin_memory()
-        self._input[:, :size].copy_(pinned, non_blocking=True)
-        recorded = self._recorded.get(size)
+        key = (size, shared > 0)
+        recorded = self._recorded.get(key)
         if recorded is None:
-            recorded = self._recorded[size] = self._record(size)
+            recorded = self._recorded[key] = self._record(*key)
+        numbers = [shared, *slots, *[self._padding] * pad, *positions, *[-1] * pad]
+        pinned = torch.tensor(numbers, dtype=torch.int64).pin_memory()
+        self._input[: len(numbers)].copy_(pinned, non_blocking=True)
         recorded.graph.replay()
         return recorded.logits[:rows], recorded.tokens[:rows], recorded.finite[:rows]
 
-    def _record(self, size: int) -> _Recorded:
+    def _record(self, size: int, sharing: bool) -> _Recorded:
         # the warm-up compiles kernels; it must not write, so it runs on padding alone
-        asked = self._input[:, :size].clone()
-        self._input[0, :size] = self._padding
-        self._input[1, :size] = -1
-        slots, positions = self._input[0, :size], self._input[1, :size]
+        shared, slots, positions = self._input[: 2 * size + 1].split([1, size, size])
+        shared.zero_()
+        slots.fill_(self._padding)
+        positions.fill_(-1)
+        step = partial(self._step, slots, positions, shared if sharing else None)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._step(slots, positions)
+            step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits, tokens, finite = self._step(slots, positions)
-        self._input[:, :size].copy_(asked)
+            logits, tokens, finite = step()
         return _Recorded(graph, logits, tokens, finite)

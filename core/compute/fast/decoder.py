@@ -45,7 +45,7 @@ class FastDecoder(TokenModel):
         operations: Operations,
     ) -> None:
         self.shape = shape
-        self.recordable = True
+        self.recordable = all(getattr(layer.mlp, "recordable", True) for layer in layers)
         self.heads = heads
         self.embed = embed
         self.layers = layers

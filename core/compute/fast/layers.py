@@ -68,6 +68,8 @@ class RoutedExperts(nn.Module):
         self.top_k: int = gate.top_k
         self.renormalise = bool(getattr(gate, "norm_topk_prob", True))
         self.act = experts.act_fn
+        # only the grouped product leaves the number of rows per expert on the device
+        self.recordable = self.gate_up.is_cuda and self.gate_up.dtype == torch.bfloat16
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
         weights, chosen = softmax(linear(x, self.router), dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
@@ -82,7 +84,7 @@ class RoutedExperts(nn.Module):
 
     def _run_experts(self, x: Tensor, ends: Tensor, operations: Operations) -> Tensor:
         """Rows sorted by expert; `ends[e]` is where expert e's rows end. No step waits for the device."""
-        if x.is_cuda and x.dtype == torch.bfloat16:
+        if self.recordable:
             hidden = torch._grouped_mm(x, self.gate_up.transpose(1, 2), offs=ends)
             return torch._grouped_mm(operations.gate(self.act, hidden), self.down.transpose(1, 2), offs=ends)
         parts, start = [], 0

@@ -42,7 +42,15 @@ class TritonAttention(AttentionBackend):
         singles = batch.singles
         if batch.decoding:
             return attend_singles(
-                query, cache, batch.tables, batch.slots, batch.row_lengths, batch.block, batch.longest, options
+                query,
+                cache,
+                batch.tables,
+                batch.slots,
+                batch.row_lengths,
+                batch.block,
+                batch.longest,
+                options,
+                batch.shared,
             )
         out = torch.empty_like(query)
         if singles:

@@ -18,6 +18,9 @@ PROGRAMS = 528
 
 MAX_SPLITS = 32
 
+SHARED_SPLITS = 16
+"""Stretches of a prefix that all rows have in common."""
+
 
 @triton.jit
 def _read(
@@ -29,12 +32,14 @@ def _read(
     slots,
     lengths,
     sinks,
+    shared,
     scale,
     table_stride,
     block_stride,
     value_stride,
     token_stride,
     head_stride,
+    SHARED: tl.constexpr,
     SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -56,6 +61,8 @@ def _read(
     if WINDOW > 0:
         begin = tl.maximum(length - WINDOW, 0)
         begin = begin // TILE * TILE
+    if SHARED > 0:
+        begin = tl.minimum(tl.load(shared), length)
     share = tl.cdiv(tl.cdiv(length - begin, SPLITS), TILE) * TILE
     first = begin + split * share
     last = tl.minimum(first + share, length)
@@ -100,7 +107,7 @@ def _read(
         total = total * shrink + tl.exp(sink - higher)
         mixed = mixed * shrink[:, None]
         peak = higher
-    if SPLITS == 1:
+    if SPLITS + SHARED == 1:
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + (row * HEADS + head[:, None]) * DIM + dims[None, :],
@@ -108,25 +115,97 @@ def _read(
             here[:, None] & fits[None, :],
         )
     else:
-        target = partial + ((row * HEADS + head) * SPLITS + split) * (DIM + 2)
+        target = partial + ((row * HEADS + head) * (SHARED + SPLITS) + SHARED + split) * (DIM + 2)
         tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
         tl.store(target + DIM, peak, here)
         tl.store(target + DIM + 1, total, here)
 
 
 @triton.jit
-def _join(partial, out, SPLITS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+def _read_shared(
+    query,
+    cache,
+    partial,
+    tables,
+    slots,
+    shared,
+    scale,
+    rows,
+    table_stride,
+    block_stride,
+    value_stride,
+    token_stride,
+    head_stride,
+    SHARED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """The keys that all rows begin with, read once for many rows: no row's own position matters there."""
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    length = tl.load(shared)
+    share = tl.cdiv(tl.cdiv(length, SHARED), TILE) * TILE
+    first = split * share
+    last = tl.minimum(first + share, length)
+    which = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
+    row = (which // group).to(tl.int64)
+    head = kv_head * group + which % group
+    here = row < rows
+    dims = tl.arange(0, WIDE)
+    fits = dims < DIM
+    peak = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, WIDE], tl.float32)
+    if first < last:
+        where_q = (row * HEADS + head)[:, None] * DIM + dims[None, :]
+        q = tl.load(query + where_q, here[:, None] & fits[None, :], other=0.0)
+        table = tables + tl.load(slots) * table_stride
+        base = cache + kv_head * head_stride + dims[None, :]
+        for start in range(first, last, TILE):
+            places = start + tl.arange(0, TILE)
+            seen = places < last
+            blocks = tl.load(table + places // BLOCK, seen, other=0)
+            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
+            keys = tl.load(where, seen[:, None] & fits[None, :], other=0.0)
+            values = tl.load(where + value_stride, seen[:, None] & fits[None, :], other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
+            if SOFTCAP > 0:
+                scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            higher = tl.maximum(peak, tl.max(scores, axis=1))
+            shrink = tl.exp(peak - higher)
+            weights = tl.exp(scores - higher[:, None])
+            total = total * shrink + tl.sum(weights, axis=1)
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            peak = higher
+    target = partial + ((row * HEADS + head) * (SHARED + SPLITS) + split) * (DIM + 2)
+    tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
+    tl.store(target + DIM, peak, here)
+    tl.store(target + DIM + 1, total, here)
+
+
+@triton.jit
+def _join(partial, out, PARTS, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, WIDE)
     fits = dims < DIM
-    splits = tl.arange(0, SPLITS)
-    base = partial + (head * SPLITS + splits) * (DIM + 2)
-    peaks = tl.load(base + DIM)
-    totals = tl.load(base + DIM + 1)
+    parts = tl.arange(0, BOUND)
+    real = parts < PARTS
+    base = partial + (head * PARTS + parts) * (DIM + 2)
+    peaks = tl.load(base + DIM, real, other=float("-inf"))
+    totals = tl.load(base + DIM + 1, real, other=0.0)
     peak = tl.max(peaks, axis=0)
     factors = tl.where(peaks == float("-inf"), 0.0, tl.exp(peaks - peak))
     total = tl.sum(totals * factors, axis=0)
-    mixed = tl.load(base[:, None] + dims[None, :], fits[None, :], other=0.0)
+    mixed = tl.load(base[:, None] + dims[None, :], real[:, None] & fits[None, :], other=0.0)
     result = tl.sum(mixed * factors[:, None], axis=0) / tl.where(total > 0, total, 1.0)
     tl.store(out + head * DIM + dims, result.to(out.dtype.element_ty), fits)
 
@@ -148,18 +227,23 @@ def attend_singles(
     block: int,
     longest: int,
     options: AttentionOptions,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """(R, heads, dim) queries, one per row, over `cache` (blocks, 2, block, kv heads, dim): (R, heads, dim).
 
     Row r reads the first `lengths[r]` tokens of the blocks in `tables[slots[r]]`. `longest` bounds the lengths.
+    `shared` holds how many leading tokens all rows have in common: those are read once (cascade attention; Juravsky
+    et al., Hydragen, 2024). Windowed layers do without.
     """
+    if options.window is not None:
+        shared = None
     rows, heads, dim = query.shape
     kv_heads = cache.shape[3]
     splits = choose_splits(rows, kv_heads, min(longest, options.window or longest))
     out = torch.empty_like(query)
-    partial = (
-        torch.empty(rows, heads, splits, dim + 2, dtype=torch.float32, device=query.device) if splits > 1 else query
-    )
+    common = SHARED_SPLITS if shared is not None else 0
+    parts = common + splits
+    partial = torch.empty(rows, heads, parts, dim + 2, dtype=torch.float32, device=query.device) if parts > 1 else query
     group = max(16, triton.next_power_of_2(heads // kv_heads))
     wide = triton.next_power_of_2(dim)
     _read[(rows, kv_heads, splits)](
@@ -171,12 +255,14 @@ def attend_singles(
         slots,
         lengths,
         options.sinks if options.sinks is not None else query,
+        shared if shared is not None else lengths,
         options.scale,
         tables.stride(0),
         cache.stride(0),
         cache.stride(1),
         cache.stride(2),
         cache.stride(3),
+        common,
         splits,
         heads,
         kv_heads,
@@ -191,6 +277,35 @@ def attend_singles(
         num_warps=4,
         num_stages=3,
     )
-    if splits > 1:
-        _join[(rows * heads,)](partial, out, splits, dim, wide, num_warps=2)
+    if shared is not None:
+        queries = min(64, max(16, triton.next_power_of_2(rows * heads // kv_heads)))
+        _read_shared[(kv_heads, common, triton.cdiv(rows * heads // kv_heads, queries))](
+            query,
+            cache,
+            partial,
+            tables,
+            slots,
+            shared,
+            options.scale,
+            rows,
+            tables.stride(0),
+            cache.stride(0),
+            cache.stride(1),
+            cache.stride(2),
+            cache.stride(3),
+            common,
+            splits,
+            heads,
+            kv_heads,
+            dim,
+            wide,
+            block,
+            queries,
+            64,
+            options.softcap or 0.0,
+            num_warps=4,
+            num_stages=3,
+        )
+    if parts > 1:
+        _join[(rows * heads,)](partial, out, parts, triton.next_power_of_2(parts), dim, wide, num_warps=2)
     return out

@@ -11,12 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096
+TILE = 2048
+PARTS = 8
+"""Programs per row; a second kernel takes the best of their choices."""
 
 
 @triton.jit
-def _draw(logits, temperatures, seeds, slots, positions, tokens, finite, width, TILE: tl.constexpr):
+def _draw(logits, temperatures, seeds, slots, positions, peaks, choices, sounds, width, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
     temperature = tl.load(temperatures + slot)
@@ -25,9 +29,9 @@ def _draw(logits, temperatures, seeds, slots, positions, tokens, finite, width, 
     seed = seed ^ (seed >> 27)
     inverse = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     best = tl.full([TILE], float("-inf"), tl.float32)
-    where = tl.zeros([TILE], tl.int32)
+    where = tl.full([TILE], width, tl.int32)
     sound = tl.full([TILE], 1, tl.int32)
-    for start in range(0, width, TILE):
+    for start in range(part * TILE, width, parts * TILE):
         columns = start + tl.arange(0, TILE)
         mask = columns < width
         value = tl.load(logits + row * width + columns, mask, other=0.0).to(tl.float32)
@@ -41,9 +45,20 @@ def _draw(logits, temperatures, seeds, slots, positions, tokens, finite, width, 
         best = tl.where(better, value, best)
         where = tl.where(better, columns, where)
     peak = tl.max(best, axis=0)
-    chosen = tl.min(tl.where(best == peak, where, width), axis=0)
+    tl.store(peaks + row * parts + part, peak)
+    tl.store(choices + row * parts + part, tl.min(tl.where(best == peak, where, width), axis=0))
+    tl.store(sounds + row * parts + part, tl.min(sound, axis=0))
+
+
+@triton.jit
+def _choose(peaks, choices, sounds, tokens, finite, width, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    parts = row * PARTS + tl.arange(0, PARTS)
+    peak = tl.load(peaks + parts)
+    choice = tl.load(choices + parts)
+    chosen = tl.min(tl.where(peak == tl.max(peak, axis=0), choice, width), axis=0)
     tl.store(tokens + row, tl.minimum(chosen, width - 1).to(tl.int64))
-    tl.store(finite + row, tl.min(sound, axis=0) > 0)
+    tl.store(finite + row, tl.min(tl.load(sounds + parts), axis=0) > 0)
 
 
 def draw(
@@ -57,5 +72,11 @@ def draw(
     rows, width = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    _draw[(rows,)](logits, temperatures, seeds, slots, positions, tokens, finite, width, TILE, num_warps=8)
+    peaks = torch.empty(rows, PARTS, dtype=torch.float32, device=logits.device)
+    choices = torch.empty(rows, PARTS, dtype=torch.int32, device=logits.device)
+    sounds = torch.empty_like(choices)
+    _draw[(rows, PARTS)](
+        logits, temperatures, seeds, slots, positions, peaks, choices, sounds, width, TILE, num_warps=8
+    )
+    _choose[(rows,)](peaks, choices, sounds, tokens, finite, width, PARTS, num_warps=1)
     return tokens, finite
