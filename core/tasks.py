@@ -48,8 +48,19 @@ class Chat(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str = "auto"
+    """auto, none, required: call at least one."""
+    tool: str | None = None
+    """The one tool to call, whatever `tool_choice` says."""
+    parallel_calls: bool = True
+    """Whether one answer may call several tools."""
     template_options: dict[str, Any] = {}
     format: Format | None = None
+    """What the answer must look like; a thought before it is free."""
+    effort: str | None = None
+    """How much to think: none, minimal, low, medium, high, xhigh. None: as the model does by itself."""
+    thought_budget: int | None = None
+    """Tokens after which a thought is closed."""
 
 
 class Complete(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -81,6 +92,25 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
 
     index: int
     text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class ThoughtDelta(msgspec.Struct, omit_defaults=True):
+    """More of what choice `index` thinks before it answers."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """Choice `index` calls a tool, its `call`-th: first `id` and `name`, once, then JSON `arguments` in pieces."""
+
+    index: int
+    call: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
     logprobs: list[TokenLogprob] | None = None
 
 
@@ -175,7 +205,7 @@ class Sound(msgspec.Struct):
     """Samples a second, the same for all stretches of one answer."""
 
 
-CHAT = Task("chat", Chat, (TextDelta, ChoiceEnded, Done))
+CHAT = Task("chat", Chat, (TextDelta, ThoughtDelta, CallDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))

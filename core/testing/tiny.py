@@ -21,9 +21,10 @@ from transformers import (
 VOCABULARY = 97
 
 
-def tiny_llama(vocabulary: int = VOCABULARY) -> torch.nn.Module:
+def tiny_llama(vocabulary: int = VOCABULARY, context: int = 512) -> torch.nn.Module:
     """Llama: grouped heads, untied head."""
-    return LlamaForCausalLM(LlamaConfig(**{**_DECODER, "vocab_size": vocabulary}, tie_word_embeddings=False))
+    sizes = {**_DECODER, "vocab_size": vocabulary, "max_position_embeddings": context}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False))
 
 
 def tiny_qwen3() -> torch.nn.Module:

@@ -149,14 +149,14 @@ def _prefix(format: CallFormat, tokenizer: Tokenizer) -> str:
 
 
 def _mark(mark: str, tokenizer: Tokenizer) -> str:
-    """A mark as grammars know it: special tokens are no text to them."""
+    """A mark as grammars know it: what is one token of its own is no text to them."""
     if not mark:
         return ""
     return f"<[{tokenizer.find(mark)}]>" if _is_special(mark, tokenizer) else json.dumps(mark)
 
 
 def _is_special(mark: str, tokenizer: Tokenizer) -> bool:
-    return tokenizer.find(mark) in tokenizer.special_ids
+    return tokenizer.find(mark) in tokenizer.mark_ids
 
 
 class CallReader(Reader):

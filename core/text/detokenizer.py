@@ -30,18 +30,23 @@ class Detokenizer(ABC):
         """The text that was still held back. Nothing may be pushed afterwards."""
 
 
-def open_detokenizer(tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special: bool = True) -> Detokenizer:
-    """A detokenizer for tokens that continue `context`. `skip_special` leaves out the text of special tokens."""
+def open_detokenizer(
+    tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special: bool = True, kept: frozenset[int] = frozenset()
+) -> Detokenizer:
+    """A detokenizer for tokens that continue `context`.
+
+    `skip_special` leaves out the text of special tokens, but for those in `kept`.
+    """
     kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
-    return kind(tokenizer, context, skip_special)
+    return kind(tokenizer, context, tokenizer.special_ids - kept if skip_special else frozenset())
 
 
 class ByteDetokenizer(Detokenizer):
     """For byte-level vocabularies, where the text is the tokens' bytes joined: one UTF-8 decoder, no second look."""
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = b""
         for id in reversed(context):
@@ -76,11 +81,10 @@ class WindowDetokenizer(Detokenizer):
     characters if all of it is valid, and as one U+FFFD per byte if not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._window = self._find_anchor(list(context))
+        self._skipped = skipped
+        self._window = self._find_anchor([id for id in context if id not in skipped])
         self._shown = self._decode()
         self._read = len(self._window)
 
@@ -97,7 +101,7 @@ class WindowDetokenizer(Detokenizer):
         return self._advance(self._decode())
 
     def _decode(self, start: int = 0) -> str:
-        return self._tokenizer.decode(self._window[start:], skip_special=self._skip_special)
+        return self._tokenizer.decode(self._window[start:], skip_special=False)
 
     def _pending(self) -> bool:
         """Whether the newest tokens may still be pieces of one character: no more of them than it has bytes."""
@@ -133,6 +137,6 @@ class WindowDetokenizer(Detokenizer):
         while True:
             start = max(end - length, 0)
             before = context[start:end]
-            if start == 0 or self._tokenizer.decode(before, skip_special=self._skip_special):
+            if start == 0 or self._tokenizer.decode(before, skip_special=False):
                 return before + kept
             length *= 2

@@ -94,11 +94,30 @@ class Grammars:
         with self._lock:
             if self._tokens is None:
                 self._tokens = llguidance.LLTokenizer(
-                    self._tokenizer.definition,
+                    hide_marks(self._tokenizer),
                     n_vocab=max(self._vocabulary, self._tokenizer.size),
                     eos_token=sorted(self._tokenizer.eos_ids) or None,
                 )
             return self._tokens
+
+
+def hide_marks(tokenizer: Tokenizer) -> str:
+    """The tokenizer's definition with its marks renamed to what no text contains.
+
+    A grammar's text would else be spelled with them: a string "<tool_call>" is not the token of that name.
+    """
+    definition = json.loads(tokenizer.definition)
+    definition["post_processor"] = None
+    vocabulary = definition["model"].get("vocab")
+    for token in definition["added_tokens"]:
+        if token["id"] not in tokenizer.mark_ids:
+            continue
+        old, token["content"] = token["content"], f"<|\0{token['id']}\0|>"
+        if isinstance(vocabulary, dict) and old in vocabulary:
+            vocabulary[token["content"]] = vocabulary.pop(old)
+        elif isinstance(vocabulary, list) and token["id"] < len(vocabulary):
+            vocabulary[token["id"]][0] = token["content"]
+    return json.dumps(definition)
 
 
 def write_grammar(format: Format) -> str:

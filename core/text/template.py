@@ -30,6 +30,7 @@ class ChatTemplate:
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         environment = Sandbox()
+        self._sources = sources
         self._special_tokens = special_tokens
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
@@ -56,6 +57,14 @@ class ChatTemplate:
         if not sources:
             sources = named_templates(files.json("tokenizer_config.json").get("chat_template"))
         return cls(sources, special_tokens) if sources else None
+
+    def source(self, *, tools: bool = False) -> str:
+        """The text of the template for chats, with tools or without."""
+        return self._sources.get("tool_use" if tools else "default") or self._sources.get("default", "")
+
+    def knows(self, variable: str) -> bool:
+        """Whether the template for chats asks for a variable."""
+        return variable in self._variables.get("default", ())
 
     def render(
         self,

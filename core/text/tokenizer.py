@@ -17,10 +17,15 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 """How byte-fallback vocabularies spell a token that stands for one byte."""
 
 
+MARK = re.compile(r"<.*>\Z", re.DOTALL)
+"""How vocabularies spell added tokens that are marks, though they do not always call them special."""
+
+
 class Tokenizer:
     """Text to token ids and back. Safe to share between threads.
 
-    `eos_ids` end a text, `special_ids` have no text of their own, `size` is the highest id plus one,
+    `eos_ids` end a text, `special_ids` have no text of their own, `mark_ids` are those and all others that stand for
+    themselves (<tool_call>) rather than for their spelling, `size` is the highest id plus one,
     `special_tokens` are the named ones (bos_token, eos_token, ...) that chat templates may write.
     """
 
@@ -37,7 +42,9 @@ class Tokenizer:
         self._backend = backend
         self._pieces: dict[int, bytes] = {}
         self.special_tokens = special_tokens or {}
-        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.mark_ids = self.special_ids | {id for id, token in added.items() if MARK.match(token.content)}
         named_eos = self.find(self.special_tokens.get("eos_token"))
         self.eos_ids = eos_ids if named_eos is None else eos_ids | {named_eos}
 

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
+from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob
 from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
 from polymux.gateway.bodies import read_request
 from polymux.gateway.ids import draw_id
@@ -27,6 +27,7 @@ from polymux.gateway.schemas.chat import (
     ContentLogprob,
     TopLogprob,
 )
+from polymux.gateway.schemas.tools import ToolCall, ToolCallDelta, collect_call
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
 from polymux.gateway.state import gateway_of
 
@@ -58,26 +59,44 @@ class WholeChat:
     def __init__(self, model: str, n: int, wants_logprobs: bool) -> None:
         self.model = model
         self.texts: list[list[str]] = [[] for _ in range(n)]
+        self.thoughts: list[list[str]] = [[] for _ in range(n)]
+        self.calls: list[list[ToolCall]] = [[] for _ in range(n)]
         self.logprobs: list[list[ContentLogprob]] = [[] for _ in range(n)]
         self.wants_logprobs = wants_logprobs
         self.reasons: list[str] = ["stop"] * n
 
     def add(self, answer: msgspec.Struct) -> None:
+        if isinstance(answer, ChoiceEnded):
+            self.reasons[answer.index] = answer.reason
+            return
+        if not isinstance(answer, TextDelta | ThoughtDelta | CallDelta):
+            return
+        self.logprobs[answer.index] += map(shape_token, answer.logprobs or ())
         if isinstance(answer, TextDelta):
             self.texts[answer.index].append(answer.text)
-            self.logprobs[answer.index] += map(shape_token, answer.logprobs or ())
-        elif isinstance(answer, ChoiceEnded):
-            self.reasons[answer.index] = answer.reason
+        elif isinstance(answer, ThoughtDelta):
+            self.thoughts[answer.index].append(answer.text)
+        else:
+            collect_call(self.calls[answer.index], answer)
+
+    def message(self, index: int) -> AnswerMessage:
+        """Content is null when tools were called and nothing was said."""
+        calls, text = self.calls[index], "".join(self.texts[index])
+        return AnswerMessage(
+            content=None if calls and not text else text,
+            reasoning_content="".join(self.thoughts[index]) or None,
+            tool_calls=calls or None,
+        )
 
     def finish(self, done: Done) -> bytes:
         choices = [
             ChatChoice(
                 index=index,
-                message=AnswerMessage(content="".join(texts)),
+                message=self.message(index),
                 logprobs=ChatLogprobs(content=self.logprobs[index]) if self.wants_logprobs else None,
                 finish_reason=self.reasons[index],
             )
-            for index, texts in enumerate(self.texts)
+            for index in range(len(self.texts))
         ]
         return encode_model(
             ChatCompletion(
@@ -109,10 +128,10 @@ class ChatStream(EventFrames):
         if isinstance(answer, Done):
             return self._end(answer)
         frames = self._release()
-        if isinstance(answer, TextDelta):
+        if isinstance(answer, TextDelta | ThoughtDelta | CallDelta):
             frames += self._greet(answer.index)
-            if answer.text or answer.logprobs:
-                delta = ChatDelta(content=answer.text)
+            delta = shape_delta(answer)
+            if delta is not None:
                 frames += frame_model(self._chunk(answer.index, delta, shape_logprobs(answer.logprobs)))
         elif isinstance(answer, ChoiceEnded):
             frames += self._greet(answer.index)
@@ -145,6 +164,15 @@ class ChatStream(EventFrames):
     ) -> ChatCompletionChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
         return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=[choice])
+
+
+def shape_delta(answer: TextDelta | ThoughtDelta | CallDelta) -> ChatDelta | None:
+    """None when there is nothing to tell."""
+    if isinstance(answer, CallDelta):
+        return ChatDelta(tool_calls=[ToolCallDelta.of(answer)])
+    if not answer.text and not answer.logprobs:
+        return None
+    return ChatDelta(content=answer.text) if isinstance(answer, TextDelta) else ChatDelta(reasoning_content=answer.text)
 
 
 def shape_logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from polymux.core.errors import InvalidRequest
@@ -12,9 +12,10 @@ from polymux.core.tasks import Chat
 from polymux.gateway.schemas.base import MAX_INT, WireAnswer, WireRequest, by_type, choose, maybe, only
 from polymux.gateway.schemas.formats import ResponseFormat
 from polymux.gateway.schemas.sampling import SamplingFields
+from polymux.gateway.schemas.tools import ToolCall, ToolCallDelta, ToolChoice, ToolDefinition, read_choice
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
 
-TOOLS = "tools are not served yet"
+FUNCTIONS = "is deprecated; use tools"
 
 
 class TextPart(WireRequest):
@@ -35,6 +36,8 @@ Content = Annotated[
     choose(by_type({str: "<text>", list: "<parts>"}), "a string or a list of parts"),
 ]
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
 Scalar = Annotated[
     Annotated[bool, Tag("<flag>")]
     | Annotated[int, Tag("<whole>")]
@@ -47,29 +50,48 @@ Scalar = Annotated[
 
 
 class Message(WireRequest):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: list[ToolCall] | None = Field(None, max_length=128, description="Of the assistant.")
+    content: Content | None = Field(None, validate_default=True)
     name: str | None = Field(None, max_length=256, description="Reaches the chat template; most ignore it.")
     refusal: Annotated[str | None, only("")] = None
     annotations: Annotated[list[Any] | None, only([])] = None
     audio: Annotated[dict[str, Any] | None, only()] = None
-    tool_calls: Annotated[list[Any] | None, only([], reason=TOOLS)] = None
-    function_call: Annotated[dict[str, Any] | None, only(reason=TOOLS)] = None
+    tool_call_id: str | None = Field(None, max_length=256, description="Which call a tool's message answers.")
+    reasoning_content: str | None = Field(None, description="Extension. What the assistant thought.")
+    function_call: Annotated[dict[str, Any] | None, only(reason=FUNCTIONS)] = None
 
     @field_validator("role", mode="before")
     @classmethod
-    def _no_tools(cls, value: Any) -> Any:
-        if value in ("tool", "function"):
-            raise PydanticCustomError("unsupported_parameter", TOOLS)
+    def _no_functions(cls, value: Any) -> Any:
+        if value == "function":
+            raise PydanticCustomError("unsupported_parameter", FUNCTIONS)
+        return value
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _only_the_assistant_calls(cls, value: list[ToolCall] | None, info: ValidationInfo) -> list[ToolCall] | None:
+        if value and info.data.get("role") != "assistant":
+            raise ValueError("only the assistant calls tools")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _only_calls_need_no_words(cls, value: Content | None, info: ValidationInfo) -> Content | None:
+        if value is None and not info.data.get("tool_calls"):
+            raise ValueError("is required")
         return value
 
     def plain(self) -> dict[str, Any]:
         """As chat templates want it: text parts are joined."""
         content = self.content
-        if not isinstance(content, str):
+        if content is not None and not isinstance(content, str):
             content = "".join(part.text for part in content)
-        message = {"role": self.role, "content": content}
-        return message if self.name is None else {**message, "name": self.name}
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        extras = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
+        return message | {key: value for key, value in extras.items() if value is not None}
 
 
 class ChatRequest(SamplingFields):
@@ -88,14 +110,15 @@ class ChatRequest(SamplingFields):
     prompt_cache_retention: str | None = Field(None, description="Accepted; changes nothing.")
     store: Annotated[bool | None, only(False, reason="nothing is stored here")] = None
     modalities: Annotated[list[str] | None, only(["text"], reason="this endpoint answers text only")] = None
-    tools: Annotated[list[Any] | None, only([], reason=TOOLS)] = None
-    tool_choice: Annotated[Any, only("none", "auto", reason=TOOLS)] = None
-    parallel_tool_calls: Annotated[bool | None, only(reason="is allowed together with tools only")] = None
-    functions: Annotated[list[Any] | None, only([], reason=TOOLS)] = None
-    function_call: Annotated[Any, only("none", "auto", reason=TOOLS)] = None
+    tools: list[ToolDefinition] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Default true.")
+    functions: Annotated[list[Any] | None, only([], reason=FUNCTIONS)] = None
+    function_call: Annotated[Any, only("none", "auto", reason=FUNCTIONS)] = None
     audio: Annotated[Any, only()] = None
     prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
+    reasoning_effort: Effort | None = Field(None, description="Set in the chat template, for models that have it.")
+    thinking_budget: int | None = Field(None, ge=0, le=MAX_INT, description="Extension. Tokens of one thought.")
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 
@@ -111,6 +134,11 @@ class ChatRequest(SamplingFields):
             raise InvalidRequest(
                 "'max_tokens' and 'max_completion_tokens' differ", param="max_tokens", code="invalid_value"
             )
+        choice, tool = read_choice(self.tool_choice, self.tools)
+        if self.parallel_tool_calls is not None and not self.tools:
+            raise InvalidRequest(
+                "'parallel_tool_calls' needs 'tools'", param="parallel_tool_calls", code="invalid_value"
+            )
         return Chat(
             messages=[message.plain() for message in self.messages],
             sampling=self.sampling(),
@@ -120,6 +148,12 @@ class ChatRequest(SamplingFields):
             stop_token_ids=self.stop_token_ids or [],
             ignore_eos=bool(self.ignore_eos),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            tools=[tool.plain() for tool in self.tools] if self.tools else None,
+            tool_choice=choice,
+            tool=tool,
+            parallel_calls=self.parallel_tool_calls is not False,
+            effort=self.reasoning_effort,
+            thought_budget=self.thinking_budget,
             template_options=dict(self.chat_template_kwargs or {}),
             format=self.format(self.response_format),
         )
@@ -152,8 +186,10 @@ class ChatLogprobs(WireAnswer):
 
 class AnswerMessage(WireAnswer):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = maybe("Extension. What the model thought before it answered.")
+    tool_calls: list[ToolCall] | None = maybe()
 
 
 class ChatChoice(WireAnswer):
@@ -176,6 +212,8 @@ class ChatCompletion(WireAnswer):
 class ChatDelta(WireAnswer):
     role: Literal["assistant"] | None = maybe()
     content: str | None = maybe()
+    reasoning_content: str | None = maybe()
+    tool_calls: list[ToolCallDelta] | None = maybe()
 
 
 class ChatChunkChoice(WireAnswer):

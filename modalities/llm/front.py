@@ -10,10 +10,11 @@ import msgspec
 
 from polymux.core.errors import ContextTooLong, InvalidRequest
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Chat, Complete, Embed, Format, Sampling
+from polymux.core.tasks import Chat, Complete, Embed, Sampling
 from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.llm.habits import Habits, Manner
 from polymux.modalities.llm.limits import read_context, read_longest_input, read_width
 from polymux.modalities.llm.presenter import EmbedPresenter, GeneratePresenter, Telling
 from polymux.modalities.llm.work import EmbedWork, GenerateWork, Guidance
@@ -39,6 +40,7 @@ class GenerateFront(Front):
         self.context = context
         self.vocabulary = vocabulary
         self.grammars = Grammars(tokenizer, vocabulary)
+        self.habits = Habits(tokenizer, template, self.grammars)
 
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> GenerateFront:
@@ -49,11 +51,12 @@ class GenerateFront(Front):
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         if isinstance(ask, Chat):
-            prompts, echoes, param = [self._read_chat(ask)], None, "messages"
+            ids, manner = self._read_chat(ask)
+            prompts, echoes, param = [ids], None, "messages"
         elif isinstance(ask, Complete):
             prompts = [self._read_prompt(prompt, f"prompt[{i}]") for i, prompt in enumerate(ask.prompts)]
             echoes = [prompt if isinstance(prompt, str) else None for prompt in ask.prompts] if ask.echo else None
-            param = "prompt"
+            manner, param = self._read_manner(ask), "prompt"
         else:
             raise InvalidRequest(f"This model does not serve {task}.")
         self._check_ask(ask, len(prompts))
@@ -66,9 +69,16 @@ class GenerateFront(Front):
             stop_token_ids=sorted({*ask.stop_token_ids, *(() if ask.ignore_eos else self.tokenizer.eos_ids)}),
             logprobs=None if ask.logprobs is None else min(ask.logprobs, self.vocabulary),
             score_prompts=echoes is not None and ask.logprobs is not None,
-            guidance=self._read_format(ask.format),
+            guidance=manner.guidance,
         )
-        telling = Telling(ask.stop, skip_special=not ask.ignore_eos, continues=isinstance(ask, Complete), echoes=echoes)
+        telling = Telling(
+            ask.stop,
+            skip_special=not ask.ignore_eos,
+            continues=isinstance(ask, Complete),
+            echoes=echoes,
+            manner=manner,
+            kept=self.habits.kept if isinstance(ask, Chat) else frozenset(),
+        )
         return Prepared(work, notes=telling, facts={"prompt_tokens": sum(map(len, prompts))})
 
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
@@ -79,17 +89,27 @@ class GenerateFront(Front):
             "context_length": self.context,
             "vocabulary": self.vocabulary,
             "chat": self.template is not None,
+            "tools": self.habits.calls is not None,
+            "thinks": self.habits.marks is not None,
         }
 
-    def _read_chat(self, ask: Chat) -> list[int]:
+    def _read_chat(self, ask: Chat) -> tuple[list[int], Manner]:
         if self.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="model")
-        text = self.template.render(ask.messages, tools=ask.tools, options=ask.template_options)
+        tools, options = self.habits.tools_shown(ask), self.habits.template_options(ask)
+        text = self.template.render(ask.messages, tools=tools, options=options)
         # The template wrote the special tokens itself.
         ids = self._encode(text, "messages", special=False)
         if not ids:
             raise InvalidRequest("The model's chat template makes an empty prompt of this.", param="messages")
-        return ids
+        return ids, self.habits.answer(ask, text)
+
+    def _read_manner(self, ask: Complete) -> Manner:
+        if ask.format is None:
+            return Manner(None, None, None)
+        grammar = write_grammar(ask.format)
+        self.grammars.compile(grammar, "structured_outputs")
+        return Manner(Guidance(grammar=grammar), None, None)
 
     def _read_prompt(self, prompt: str | list[int], where: str) -> list[int]:
         """A text as the model was trained to read one, or token ids taken as they are. Empty ones are refused."""
@@ -121,14 +141,6 @@ class GenerateFront(Front):
             f"the prompt has {prompt} tokens. Shorten it.",
             param=param,
         )
-
-    def _read_format(self, format: Format | None) -> Guidance | None:
-        """Compiled here to be refused early; the engine compiles it again, from the same text."""
-        if format is None:
-            return None
-        grammar = write_grammar(format)
-        self.grammars.compile(grammar)
-        return Guidance(grammar=grammar)
 
     def _check_ask(self, ask: Chat | Complete, prompts: int) -> None:
         if not prompts:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
+import secrets
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,11 +14,14 @@ import msgspec
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InternalError
 from polymux.core.pipeline import Presenter
-from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob, Vector
-from polymux.core.text.detokenizer import Detokenizer, open_detokenizer
+from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob, Vector
+from polymux.core.text.detokenizer import open_detokenizer
+from polymux.core.text.parts import Part
 from polymux.core.text.stops import StopStrings
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Event, Output, Receipt, Tokens, Usage
+from polymux.modalities.llm.choice import Choice
+from polymux.modalities.llm.habits import Manner
 from polymux.modalities.llm.work import SCORES, EmbedWork, GenerateWork, PromptScores
 
 LOWEST_LOGPROB = -9999.0
@@ -32,51 +38,9 @@ class Telling:
     """The answer continues the prompt's text (completions) instead of beginning its own (chat)."""
     echoes: list[str | None] | None = None
     """Per prompt what to say before its answers; None for a prompt of token ids, whose text is theirs."""
-
-
-@dataclass
-class Choice:
-    """One branch: its text on the way to the caller."""
-
-    index: int
-    detokenizer: Detokenizer
-    stops: StopStrings
-    tokens: int = 0
-    reason: str | None = None
-    read: int = 0
-    """Characters detokenised."""
-    shown: int = 0
-    """Characters that may be shown."""
-    scores: deque[tuple[int, TokenLogprob]] = field(default_factory=deque)
-    """Logprobs waiting for their token's text, with the character it begins at."""
-
-    def grow(self, piece: str, score: TokenLogprob | None) -> str:
-        """One more token with the text it completes; returns what may be shown of the text now."""
-        self.tokens += 1
-        if score is not None:
-            self.scores.append((self.read, score))
-        return self._show(piece)
-
-    def finish(self) -> str:
-        """No more tokens: what was held back is shown."""
-        text = self._show(self.detokenizer.flush())
-        rest = self.stops.flush()
-        self.shown += len(rest)
-        return text + rest
-
-    def take_scores(self) -> list[TokenLogprob]:
-        """The logprobs of tokens whose text is shown; at the end of a text that no stop string cut, of all."""
-        whole = self.reason is not None and self.stops.matched is None
-        taken = []
-        while self.scores and (whole or self.scores[0][0] < self.shown):
-            taken.append(self.scores.popleft()[1])
-        return taken
-
-    def _show(self, piece: str) -> str:
-        self.read += len(piece)
-        text = self.stops.push(piece)
-        self.shown += len(text)
-        return text
+    manner: Manner = field(default_factory=lambda: Manner(None, None, None))
+    kept: frozenset[int] = frozenset()
+    """Special tokens whose text is read, though not told."""
 
 
 class GeneratePresenter(Presenter):
@@ -91,9 +55,7 @@ class GeneratePresenter(Presenter):
         self._work = work
         self._telling = telling
         self._stop_ids = frozenset(work.stop_token_ids)
-        self._choices = [self._open(i, prompt) for i, prompt in enumerate(work.prompts) for _ in range(work.n)]
-        for index, choice in enumerate(self._choices):
-            choice.index = index
+        self._choices = [self._open(branch) for branch in range(len(work.prompts) * work.n)]
         self._unechoed = set(range(len(self._choices))) if telling.echoes is not None else set()
         self._prompt_scores: dict[int, list[TokenLogprob]] = {}
         self._unneeded: list[int] = []
@@ -117,12 +79,12 @@ class GeneratePresenter(Presenter):
                 return [self._finish(receipt)]
         return answers
 
-    def _open(self, index: int, prompt: list[int]) -> Choice:
-        echoes = self._telling.echoes
-        spelled = echoes is not None and echoes[index] is None
-        context = prompt if self._telling.continues and not spelled else []
-        detokenizer = open_detokenizer(self._tokenizer, context, skip_special=self._telling.skip_special)
-        return Choice(0, detokenizer, StopStrings(self._telling.stops))
+    def _open(self, branch: int) -> Choice:
+        telling, prompt = self._telling, branch // self._work.n
+        spelled = telling.echoes is not None and telling.echoes[prompt] is None
+        context = self._work.prompts[prompt] if telling.continues and not spelled else []
+        detokenizer = open_detokenizer(self._tokenizer, context, skip_special=telling.skip_special, kept=telling.kept)
+        return Choice(branch, detokenizer, telling.manner.open_reader(), StopStrings(telling.stops))
 
     def _echo(self, branch: int) -> list[msgspec.Struct]:
         """The prompt, before the first word of its answer."""
@@ -140,7 +102,7 @@ class GeneratePresenter(Presenter):
     def _extend(self, choice: Choice, event: Tokens) -> list[msgspec.Struct]:
         if choice.reason is not None:
             return []
-        text = ""
+        parts: list[Part] = []
         for i, id in enumerate(event.ids):
             if id in self._stop_ids:
                 choice.tokens += 1
@@ -148,24 +110,48 @@ class GeneratePresenter(Presenter):
             score = None
             if event.logprobs is not None:
                 score = self._score(id, event.logprobs[i], event.top[i] if event.top else [])
-            text += choice.grow(choice.detokenizer.push(id), score)
+            parts += choice.grow(choice.detokenizer.push(id), score)
             if choice.stops.matched is not None:
                 self._unneeded.append(choice.index)
-                return self._end(choice, "stop", text)
-        return self._tell(choice, text)
+                return self._end(choice, "stop", parts)
+        return self._tell(choice, parts)
 
-    def _end(self, choice: Choice, reason: str, text: str = "") -> list[msgspec.Struct]:
+    def _end(self, choice: Choice, reason: str, parts: Sequence[Part] = ()) -> list[msgspec.Struct]:
         if choice.reason is not None:
             return []
-        text += choice.finish()
+        parts = [*parts, *choice.finish()]
         choice.reason = "stop" if choice.stops.matched is not None else reason
-        return [*self._tell(choice, text), ChoiceEnded(choice.index, choice.reason)]
+        told = self._tell(choice, parts)
+        called = choice.reader.called and choice.reason == "stop"
+        return [*told, ChoiceEnded(choice.index, "tool_calls" if called else choice.reason)]
 
-    def _tell(self, choice: Choice, text: str) -> list[msgspec.Struct]:
-        scores = choice.take_scores()
-        if not text and not scores:
-            return []
-        return [TextDelta(choice.index, text, scores if self._work.logprobs is not None else None)]
+    def _tell(self, choice: Choice, parts: Sequence[Part]) -> list[msgspec.Struct]:
+        """Neighbours of a kind are told together; the scores of all with the first."""
+        scores = choice.take_scores() if self._work.logprobs is not None else None
+        answers: list[msgspec.Struct] = []
+        for kind, group in itertools.groupby(parts, key=lambda part: part.kind):
+            if kind == "call":
+                for part in group:
+                    answers.append(self._call(choice, part.text, scores))
+                    scores = [] if scores else scores
+                continue
+            text = "".join(part.text for part in group)
+            if kind == "text":
+                answers.append(TextDelta(choice.index, text, scores))
+            elif kind == "thought":
+                answers.append(ThoughtDelta(choice.index, text, scores))
+            else:
+                answers.append(CallDelta(choice.index, choice.calls - 1, text, logprobs=scores))
+            scores = [] if scores else scores
+        if scores:
+            answers.append(TextDelta(choice.index, "", scores))
+        return answers
+
+    def _call(self, choice: Choice, name: str, scores: list[TokenLogprob] | None) -> CallDelta:
+        choice.calls += 1
+        calls = self._telling.manner.calls
+        id = draw_call_id(calls.id_length if calls is not None else None)
+        return CallDelta(choice.index, choice.calls - 1, id=id, name=name, logprobs=scores)
 
     def _score(self, id: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
         data = self._tokenizer.token_bytes(id)
@@ -184,6 +170,7 @@ class GeneratePresenter(Presenter):
             input_tokens=sum(map(len, self._work.prompts)),
             output_tokens=sum(choice.tokens for choice in self._choices),
             cached_tokens=receipt.cached_units,
+            reasoning_tokens=sum(choice.thought_tokens for choice in self._choices),
         )
         return Done(usage, receipt)
 
@@ -210,6 +197,13 @@ class EmbedPresenter(Presenter):
                 tokens = sum(map(len, self._work.inputs))
                 return [Done(Usage(input_tokens=tokens, cached_tokens=receipt.cached_units), receipt)]
         return []
+
+
+def draw_call_id(length: int | None) -> str:
+    """A call's id: of so many letters and digits, where the model's template wants to know, else the usual form."""
+    if length is None:
+        return f"call_{secrets.token_hex(12)}"
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
 def clamp(logprob: float) -> float:

@@ -16,6 +16,8 @@ CHAT = {"model": "stub", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "stub", "prompt": "hi"}
 EMBED = {"model": "stub", "input": "hi"}
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "embed": "/v1/embeddings"}
 
 
@@ -121,6 +123,24 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"messages": [{}]}, "messages[0].role"),
     ("chat", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ("chat", {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ("chat", {"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+    ("chat", {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
+    ("chat", {"tools": [{"type": "retrieval"}]}, "tools[0]"),
+    ("chat", {"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
+    ("chat", {"tool_choice": "required"}, "tool_choice"),
+    ("chat", {"tool_choice": "sometimes", "tools": [TOOL]}, "tool_choice"),
+    ("chat", {"tool_choice": {"type": "function", "function": {}}, "tools": [TOOL]}, "tool_choice.function.name"),
+    ("chat", {"parallel_tool_calls": True}, "parallel_tool_calls"),
+    ("chat", {"reasoning_effort": "enormous"}, "reasoning_effort"),
+    ("chat", {"thinking_budget": -1}, "thinking_budget"),
+    ("chat", {"response_format": {}}, "response_format"),
+    ("chat", {"response_format": {"type": "xml"}}, "response_format"),
+    ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ("chat", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+    ("chat", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ("text", {"structured_outputs": {}}, "structured_outputs"),
+    ("text", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ("chat", {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
@@ -169,13 +189,8 @@ async def test_wrong_field_is_named(
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-        ("chat", {"tool_choice": "required"}),
-        ("chat", {"parallel_tool_calls": True}),
         ("chat", {"store": True}),
         ("chat", {"modalities": ["text", "audio"]}),
-        ("chat", {"reasoning_effort": "high"}),
-        ("chat", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
         (
             "chat",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},

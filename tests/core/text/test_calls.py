@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Format
@@ -54,22 +55,27 @@ WRITTEN = {
 FORMATS = list(WRITTEN)
 
 
-def make_tokenizer(special: bool) -> Tokenizer:
-    """Marks as text, as Qwen has them, or as special tokens, as Mistral has them."""
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+
+
+def make_tokenizer(kind: str) -> Tokenizer:
+    """Marks as text, as tokens of their own (Qwen), as special ones (Mistral)."""
     backend = tokenizers.byte_level()
-    if special:
-        backend.add_special_tokens(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"])
+    if kind == "tokens":
+        backend.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    elif kind == "special":
+        backend.add_special_tokens(MARKS)
     return Tokenizer(backend, eos_ids=frozenset({EOS}))
 
 
-TOKENIZERS = {special: make_tokenizer(special) for special in (False, True)}
-GRAMMARS = {special: Grammars(tokenizer, tokenizer.size) for special, tokenizer in TOKENIZERS.items()}
+TOKENIZERS = {kind: make_tokenizer(kind) for kind in ("text", "tokens", "special")}
+GRAMMARS = {kind: Grammars(tokenizer, tokenizer.size) for kind, tokenizer in TOKENIZERS.items()}
 
 
-def accepts(grammar: str, text: str, special: bool = False) -> bool:
+def accepts(grammar: str, text: str, marks: str = "text") -> bool:
     """Whether the text is a whole answer."""
-    tokenizer = TOKENIZERS[special]
-    guide = GrammarGuide(GRAMMARS[special].compile(grammar, "tools").open())
+    tokenizer = TOKENIZERS[marks]
+    guide = GrammarGuide(GRAMMARS[marks].compile(grammar, "tools").open())
     masks = MaskWriter(tokenizer.size)
     for id in [*tokenizer.encode(text, special=False), EOS]:
         if guide.finished:
@@ -100,68 +106,81 @@ cuts = st.lists(st.integers(1, 200), max_size=30)
 everything = list(range(1, 400))
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("marks", TOKENIZERS)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 class TestGrammar:
     def text(self, format: CallFormat) -> str:
         return WRITTEN[format] % tuple(arguments for _, arguments in CALLS)
 
-    def test_a_forced_answer_calls_tools_and_says_nothing_else(self, format: CallFormat, special: bool) -> None:
-        grammar = write_calls(format, TOOLS, TOKENIZERS[special], forced=True, parallel=True)
+    def test_a_forced_answer_calls_tools_and_says_nothing_else(self, format: CallFormat, marks: str) -> None:
+        grammar = write_calls(format, TOOLS, TOKENIZERS[marks], forced=True, parallel=True)
         text = self.text(format)
-        assert accepts(grammar, text, special)
-        assert not accepts(grammar, "Hello", special)
-        assert not accepts(grammar, "", special)
-        assert not accepts(grammar, text.replace("weather", "whether"), special)
-        assert not accepts(grammar, text.replace("12", '"12"'), special)
-        assert not accepts(grammar, text + " Hello", special)
+        assert accepts(grammar, text, marks)
+        assert not accepts(grammar, "Hello", marks)
+        assert not accepts(grammar, "", marks)
+        assert not accepts(grammar, text.replace("weather", "whether"), marks)
+        assert not accepts(grammar, text.replace("12", '"12"'), marks)
+        assert not accepts(grammar, text + " Hello", marks)
 
-    def test_a_free_answer_may_but_then_well(self, format: CallFormat, special: bool) -> None:
-        grammar = write_calls(format, TOOLS, TOKENIZERS[special], forced=False, parallel=True)
+    def test_a_free_answer_may_but_then_well(self, format: CallFormat, marks: str) -> None:
+        grammar = write_calls(format, TOOLS, TOKENIZERS[marks], forced=False, parallel=True)
         text = self.text(format)
-        assert accepts(grammar, "Hello there, 1 < 2!\n", special)
-        assert accepts(grammar, "", special)
-        assert accepts(grammar, text, special)
-        assert not accepts(grammar, text.replace("12", '"12"'), special)
+        assert accepts(grammar, "Hello there, 1 < 2!\n", marks)
+        assert accepts(grammar, "", marks)
+        assert accepts(grammar, text, marks)
+        assert not accepts(grammar, text.replace("12", '"12"'), marks)
         if format.begin:
-            assert accepts(grammar, "Let me see.\n" + text, special)
+            assert accepts(grammar, "Let me see.\n" + text, marks)
 
-    def test_one_call_where_calls_may_not_be_parallel(self, format: CallFormat, special: bool) -> None:
-        grammar = write_calls(format, TOOLS, TOKENIZERS[special], forced=True, parallel=False)
-        assert not accepts(grammar, self.text(format), special)
+    def test_one_call_where_calls_may_not_be_parallel(self, format: CallFormat, marks: str) -> None:
+        grammar = write_calls(format, TOOLS, TOKENIZERS[marks], forced=True, parallel=False)
+        assert not accepts(grammar, self.text(format), marks)
 
-    def test_an_answer_beside_tools_keeps_its_format(self, format: CallFormat, special: bool) -> None:
+    def test_an_answer_beside_tools_keeps_its_format(self, format: CallFormat, marks: str) -> None:
         answer = write_grammar(Format("schema", {"type": "array", "items": {"type": "integer"}}))
 
         def write(forced: bool) -> str:
-            return write_calls(format, TOOLS, TOKENIZERS[special], forced=forced, parallel=True, answer=answer)
+            return write_calls(format, TOOLS, TOKENIZERS[marks], forced=forced, parallel=True, answer=answer)
 
         if not format.begin:
             with pytest.raises(InvalidRequest):
                 write(forced=False)
             return
-        assert accepts(write(forced=False), self.text(format), special)
-        assert accepts(write(forced=False), "[1, 2]", special)
-        assert not accepts(write(forced=False), "Hello", special)
-        assert not accepts(write(forced=True), "[1, 2]", special)
+        assert accepts(write(forced=False), self.text(format), marks)
+        assert accepts(write(forced=False), "[1, 2]", marks)
+        assert not accepts(write(forced=False), "Hello", marks)
+        assert not accepts(write(forced=True), "[1, 2]", marks)
 
-    def test_it_may_follow_a_thought(self, format: CallFormat, special: bool) -> None:
-        grammar = write_calls(format, TOOLS, TOKENIZERS[special], forced=True, parallel=True)
-        assert accepts(after_thought(grammar), "\n\n" + self.text(format), special)
+    def test_it_may_follow_a_thought(self, format: CallFormat, marks: str) -> None:
+        grammar = write_calls(format, TOOLS, TOKENIZERS[marks], forced=True, parallel=True)
+        assert accepts(after_thought(grammar), "\n\n" + self.text(format), marks)
 
 
 def test_keywords_that_cannot_be_kept_are_refused_where_they_must_be() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
     def compile(strict: bool, forced: bool) -> None:
-        grammar = write_calls(HERMES, [Tool("f", odd, strict)], TOKENIZERS[False], forced=forced, parallel=True)
-        GRAMMARS[False].compile(grammar, "tools")
+        grammar = write_calls(HERMES, [Tool("f", odd, strict)], TOKENIZERS["text"], forced=forced, parallel=True)
+        GRAMMARS["text"].compile(grammar, "tools")
 
     compile(strict=False, forced=False)
     for strict, forced in ((True, False), (False, True)):
         with pytest.raises(InvalidRequest) as refusal:
             compile(strict, forced)
         assert refusal.value.param == "tools"
+
+
+@pytest.mark.parametrize("marks", TOKENIZERS)
+def test_a_mark_inside_a_text_is_spelled(marks: str) -> None:
+    """A string that a grammar forces is never said with the token of that name."""
+    guide = GrammarGuide(GRAMMARS[marks].compile(write_grammar(Format("schema", {"const": "<tool_call>"}))).open())
+    said = []
+    while not guide.finished:
+        bits = np.unpackbits(MaskWriter(TOKENIZERS[marks].size).write([guide]).view(np.uint8), bitorder="little")
+        said.append(int(np.flatnonzero(bits)[-1]))
+        guide.take(said[-1])
+    assert TOKENIZERS[marks].decode(said) == '"<tool_call>"'
+    assert not TOKENIZERS[marks].mark_ids & set(said)
 
 
 def test_a_tool_with_definitions_of_its_own() -> None:
@@ -172,7 +191,7 @@ def test_a_tool_with_definitions_of_its_own() -> None:
         "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
     }
     tools = [Tool("f", schema, True), Tool("g", CITY, True)]
-    grammar = write_calls(PLAIN, tools, TOKENIZERS[False], forced=True, parallel=False)
+    grammar = write_calls(PLAIN, tools, TOKENIZERS["text"], forced=True, parallel=False)
     assert accepts(grammar, '{"name": "f", "arguments": {"next": {"next": {}}}}')
     assert not accepts(grammar, '{"name": "g", "arguments": {"next": {}}}')
 
