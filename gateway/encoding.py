@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import struct
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from polymux.core.tasks import Sound
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
 
 RATE = 24_000
 """Of everything but WAV, which keeps the voice's own."""
@@ -121,7 +122,7 @@ class CodecEncoder(Encoder):
         self._sink: io.BytesIO | _Pipe = io.BytesIO() if whole else _Pipe()
         options = {} if whole else STREAMED.get(format, {})
         self._container = av.open(self._sink, "w", format=CONTAINERS[format], options=options)
-        self._stream = self._container.add_stream(CODECS[format], rate=RATE)
+        self._stream = cast("AudioStream", self._container.add_stream(CODECS[format], rate=RATE))
         self._stream.codec_context.layout = "mono"
         self._stream.codec_context.thread_count = 1
         if format in BITS:

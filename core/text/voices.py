@@ -14,8 +14,8 @@ WELL_KNOWN = frozenset(
 
 def choose_voice(name: str | None, voices: Sequence[str]) -> str:
     """One of the model's `voices`; the first is its default. Raises `InvalidRequest` for a name nobody knows."""
+    if name is None or (name in WELL_KNOWN and name not in voices):
+        return voices[0]
     if name in voices:
         return name
-    if name is None or name in WELL_KNOWN:
-        return voices[0]
     raise InvalidRequest(f"there is no voice {name[:100]!r}; this model has: {', '.join(voices)}", param="voice")

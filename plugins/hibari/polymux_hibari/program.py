@@ -44,8 +44,8 @@ class VoiceModel(OneShotModel):
 
     def speak(self, utterance: Utterance) -> np.ndarray:
         voice = self.voices[utterance.voice]
-        sound = voice.from_ids(utterance.ids, utterance.speed, np.random.default_rng(SEED))
-        return np.rint(np.clip(sound, -1.0, 1.0) * 32767).astype(np.int16)
+        sound: np.ndarray = voice.from_ids(utterance.ids, utterance.speed, np.random.default_rng(SEED))
+        return np.asarray(np.rint(np.clip(sound, -1.0, 1.0) * 32767), np.int16)
 
 
 class SpeechProgram(Program):
