@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -26,6 +27,7 @@ from polymux.core.batch.tokens import TokenStage
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.engine.lease import close_process_pool
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Sampling, Vector
@@ -287,7 +289,8 @@ def test_any_mixture(asked: list[Visit], device: str, pages: int, deterministic:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@pytest.mark.timeout(900)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(visits, min_size=2, max_size=30),
     st.sampled_from(sorted(DEVICES)),
@@ -297,3 +300,26 @@ def test_any_mixture(asked: list[Visit], device: str, pages: int, deterministic:
 )
 def test_any_mixture_at_length(asked: list[Visit], device: str, pages: int, deterministic: bool, rows: int) -> None:
     MIXTURE.run(open_site(device, pages, deterministic=deterministic, max_rows=rows), asked)
+
+
+def test_the_load_would_notice() -> None:
+    """An answer that differs by one step of one sample, a job that fails, and memory that stays lent."""
+    alone = MIXTURE.answer_alone("speak", 0)
+
+    def read_wrongly(driver: Driver, job: str) -> list[np.ndarray]:
+        wrong = read_speech(driver, job)
+        wrong[0][7] += 1
+        return wrong
+
+    def load_broken(site: Site) -> Program:
+        return SpeechProgram(OneShotStage("voice", VoiceModel({}), site, max_units=1, on_host=True))
+
+    visits = [Visit("speak", 0)]
+    for participant, complaint in (
+        (replace(SPEAK, read=read_wrongly), "Mismatched"),
+        (replace(SPEAK, load=load_broken), "was not answered"),
+        (replace(SPEAK, read=lambda driver, job: alone), "still lent"),
+    ):
+        with pytest.raises(AssertionError, match=complaint):
+            Mixture([participant], {"speak 0": alone}).run(open_site("in step", 8), visits)
+    close_process_pool()
