@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class Drawing:
     """(S, vocabulary)."""
     slots: Tensor
     """(S,) int64: where the tokens go."""
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    """Of prompts in the same launch; they come to the host together."""
 
     @property
     def guided(self) -> bool:
@@ -69,7 +71,7 @@ class Drawer:
             samples = sample(drawing.logits.float(), self._describe(finals))
             tokens, results = samples.tokens, samples.tensors()
         last[drawing.slots] = tokens
-        return self._device.copy_to_host(results)
+        return self._device.copy_to_host({**results, **drawing.scores})
 
     def _describe(self, finals: list[Grant]) -> SampleBatch:
         rows = [token_row(grant.row) for grant in finals]

@@ -31,6 +31,7 @@ class Packer:
         self._device = site.device
         self._block = cache.units
         self._attention = site.attention(model.shape.dtype, model.shape.head_dim)
+        self.recordable = model.recordable and self._attention.recordable
         self._view = view_blocks(site.arena, cache)
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)

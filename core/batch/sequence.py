@@ -33,6 +33,9 @@ class TokenRequest:
     """Applied in this order before anything else; rows that carry the same objects are computed together."""
     watched: tuple[int, ...] = ()
     """Tokens whose logprobs at the first place are wanted, before any rule."""
+    scores: int | None = None
+    """None: off. k >= 0: the logprob of every prompt token but the first, and the k best alternatives. Only tokens
+    that are computed are scored: the salt must keep the row from what others computed."""
     salt: bytes = b""
     """Root of the prefix digests: model, adapter, tenant."""
     guide: Guide | None = None
@@ -65,6 +68,8 @@ class TokenRow(Row):
         self.logprobs: list[float] = []
         self.watched: list[float] = []
         """Logprobs of the request's watched tokens, once the first token is known."""
+        self.scores: list[tuple[float, list[tuple[int, float]]]] = []
+        """Per prompt token but the first, as far as they are computed."""
         self.preempted = 0
         self.cached = 0
         """Prompt tokens that the prefix index answered."""

@@ -14,6 +14,7 @@ from polymux.core.batch.drawing import Drawer, Drawing
 from polymux.core.batch.packing import Packer, continues
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
+from polymux.core.batch.scoring import sample_scored, score, take_scores
 from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, paged_kv
@@ -55,7 +56,7 @@ class TokenStage(Stage):
         self._drawer = Drawer(shape.vocabulary, site)
         self._device = site.device
         self._graphs: DecodeGraphs | None = None
-        if model.recordable and site.device.torch.type == "cuda":
+        if self._packer.recordable and site.device.torch.type == "cuda":
             self._graphs = DecodeGraphs(self._step, self.max_rows, self.max_rows, site.device.torch)
 
     @property
@@ -100,11 +101,14 @@ class TokenStage(Stage):
             if self._graphs is not None and all(map(continues, plan.grants)):
                 return self._replay(plan, self._graphs)
             batch = self._packer.pack(plan)
+            targets = sample_scored(batch, plan, self._device)
             logits = self.model.forward(batch)
             finals = [grant for grant in plan.grants if grant.final]
+            scores = score(logits[len(finals) :], targets, plan) if targets is not None else {}
             if not finals:
-                return Ticket(plan)
-            return self._draw(plan, Drawing(finals, logits, batch.context.batch.slots[batch.finals]))
+                return Ticket(plan, self._device.copy_to_host(scores) if scores else None)
+            slots = batch.context.batch.slots[batch.finals]
+            return self._draw(plan, Drawing(finals, logits[: len(finals)], slots, scores))
 
     def join(self, ticket: Ticket) -> None:
         """The host knows every row's newest token: what may follow is masked, then drawn."""
@@ -145,6 +149,8 @@ class TokenStage(Stage):
             return outcomes
         copy: HostCopy = ticket.results
         results = {name: tensor.tolist() for name, tensor in copy.read().items()}
+        if "scores" in results:
+            take_scores(ticket.plan, results)
         finals = [grant for grant in ticket.plan.grants if grant.final]
         for place, grant in enumerate(finals):
             row = token_row(grant.row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from polymux.core.text.grammar import Grammar, Grammars
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
 from polymux.modalities.llm.guidance import GrammarStage, open_guide
-from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork, Guidance
+from polymux.modalities.llm.work import SCORES, VECTOR, EmbedWork, GenerateWork, Guidance, PromptScores
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -41,9 +42,9 @@ class GenerationProgram(Program):
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, GenerateWork):
             raise InvalidRequest("malformed generation work")
-        if work.score_prompts:
-            raise InvalidRequest("logprobs of the prompt (echo with logprobs) are not supported yet", param="echo")
         grammar = await self._compile(job, work.guidance)
+        if work.score_prompts:
+            await self._score(job, work)
         leaders = [
             job.start(self.stage, self._row(job, work, prompt, 0, grammar)) for prompt in range(len(work.prompts))
         ]
@@ -75,6 +76,19 @@ class GenerationProgram(Program):
             or (await job.start(self._grammars, OneShotRow(job, guidance.grammar, 1))).result
         )
 
+    async def _score(self, job: Job, work: GenerateWork) -> None:
+        """Rows that compute all of their prompts, whatever others have left; the answers then start from theirs."""
+        rows = []
+        for prompt in range(len(work.prompts)):
+            row = self._row(job, work, prompt, 0, None)
+            request = replace(row.request, max_tokens=1, logprobs=None, guide=None, scores=work.logprobs or 0)
+            request = replace(request, publish=False)
+            rows.append(job.start(self.stage, TokenRow(job, request, row.branch)))
+        for prompt, row in enumerate(rows):
+            await row
+            logprobs = [logprob for logprob, _ in row.scores]
+            job.emit(SCORES, PromptScores(prompt, logprobs, [best for _, best in row.scores]))
+
     def _row(self, job: Job, work: GenerateWork, prompt: int, choice: int, grammar: Grammar | None) -> TokenRow:
         ids = work.prompts[prompt]
         room = self.stage.capacity - len(ids)
@@ -83,6 +97,7 @@ class GenerationProgram(Program):
                 f"the prompt has {len(ids)} tokens; this engine's cache holds {self.stage.capacity}", param="messages"
             )
         branch = prompt * work.n + choice
+        own = (job.id, str(prompt)) if work.score_prompts else ()  # only what is computed is scored
         request = TokenRequest(
             prompt=ids,
             max_tokens=min(work.max_tokens[prompt], room),
@@ -90,7 +105,7 @@ class GenerationProgram(Program):
             seed=work.seeds[branch],
             stop_ids=frozenset(work.stop_token_ids),
             logprobs=work.logprobs,
-            salt=root_digest(self._reference, work.salt),
+            salt=root_digest(self._reference, work.salt, *own),
             guide=open_guide(work, grammar),
         )
         return TokenRow(job, request, branch)
