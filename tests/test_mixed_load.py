@@ -27,7 +27,6 @@ from polymux.core.batch.tokens import TokenStage
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
-from polymux.core.engine.lease import close_process_pool
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Sampling, Vector
@@ -42,7 +41,7 @@ from polymux.core.testing.denoising import (
     tiny_flux,
 )
 from polymux.core.testing.drive import Driver
-from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit
+from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit, release
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_llama, tiny_whisper
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
@@ -314,12 +313,17 @@ def test_the_load_would_notice() -> None:
     def load_broken(site: Site) -> Program:
         return SpeechProgram(OneShotStage("voice", VoiceModel({}), site, max_units=1, on_host=True))
 
-    visits = [Visit("speak", 0)]
+    unread: list[tuple[Driver, str]] = []
+
+    def read_nothing(driver: Driver, job: str) -> list[np.ndarray]:
+        unread.append((driver, job))
+        return alone
+
     for participant, complaint in (
         (replace(SPEAK, read=read_wrongly), "Mismatched"),
         (replace(SPEAK, load=load_broken), "was not answered"),
-        (replace(SPEAK, read=lambda driver, job: alone), "still lent"),
+        (replace(SPEAK, read=read_nothing), "still lent"),
     ):
         with pytest.raises(AssertionError, match=complaint):
-            Mixture([participant], {"speak 0": alone}).run(open_site("in step", 8), visits)
-    close_process_pool()
+            Mixture([participant], {"speak 0": alone}).run(open_site("in step", 8), [Visit("speak", 0)])
+    release(*unread[0])
