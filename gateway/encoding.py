@@ -12,15 +12,15 @@ from __future__ import annotations
 import io
 import struct
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
+import av
 import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
 
 from polymux.core.tasks import Sound
-
-if TYPE_CHECKING:
-    from av.audio.frame import AudioFrame
-    from av.audio.stream import AudioStream
 
 RATE = 24_000
 """Of everything but WAV, which keeps the voice's own."""
@@ -50,13 +50,11 @@ class PcmEncoder(Encoder):
     media = b"audio/pcm"
 
     def __init__(self) -> None:
-        self._resampler: Any = None
+        self._resampler: AudioResampler | None = None
 
     def encode(self, sound: Sound) -> bytes:
         if sound.rate == RATE:
             return sound.data
-        from av.audio.resampler import AudioResampler
-
         if self._resampler is None:
             self._resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
         return _join(self._resampler.resample(make_frame(sound)))
@@ -116,13 +114,11 @@ class CodecEncoder(Encoder):
     is_slow = True
 
     def __init__(self, format: Literal["mp3", "opus", "aac", "flac"], *, whole: bool) -> None:
-        import av
-
         self.media = MEDIA[format]
         self._sink: io.BytesIO | _Pipe = io.BytesIO() if whole else _Pipe()
         options = {} if whole else STREAMED.get(format, {})
         self._container = av.open(self._sink, "w", format=CONTAINERS[format], options=options)
-        self._stream = cast("AudioStream", self._container.add_stream(CODECS[format], rate=RATE))
+        self._stream = cast(AudioStream, self._container.add_stream(CODECS[format], rate=RATE))
         self._stream.codec_context.layout = "mono"
         self._stream.codec_context.thread_count = 1
         if format in BITS:
@@ -180,8 +176,6 @@ def open_encoder(format: Format, *, whole: bool) -> Encoder:
 
 
 def make_frame(sound: Sound) -> AudioFrame:
-    from av.audio.frame import AudioFrame
-
     frame = AudioFrame.from_ndarray(np.frombuffer(sound.data, "<i2")[None], format="s16", layout="mono")
     frame.sample_rate = sound.rate
     return frame

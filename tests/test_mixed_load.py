@@ -275,14 +275,16 @@ def test_everything_at_once(device: str) -> None:
     assert stats["prefix_cache_hits_total"] > 0
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(visits, min_size=2, max_size=12),
+SHAPES = (
     st.sampled_from(sorted(DEVICES)),
     st.sampled_from([8, 12, 64]),
     st.booleans(),
     st.sampled_from([3, 16]),
 )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(visits, min_size=2, max_size=12), *SHAPES)
 def test_any_mixture(asked: list[Visit], device: str, pages: int, deterministic: bool, rows: int) -> None:
     MIXTURE.run(open_site(device, pages, deterministic=deterministic, max_rows=rows), asked)
 
@@ -290,13 +292,7 @@ def test_any_mixture(asked: list[Visit], device: str, pages: int, deterministic:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(visits, min_size=2, max_size=30),
-    st.sampled_from(sorted(DEVICES)),
-    st.sampled_from([8, 12, 64]),
-    st.booleans(),
-    st.sampled_from([3, 16]),
-)
+@given(st.lists(visits, min_size=2, max_size=30), *SHAPES)
 def test_any_mixture_at_length(asked: list[Visit], device: str, pages: int, deterministic: bool, rows: int) -> None:
     MIXTURE.run(open_site(device, pages, deterministic=deterministic, max_rows=rows), asked)
 

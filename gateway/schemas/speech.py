@@ -53,7 +53,10 @@ class SpeechRequest(WireRequest):
 
 
 class SpeechEvent(WireAnswer):
-    """`audio`, in base64, in a speech.audio.delta; `usage` and `receipt` in the speech.audio.done at the end."""
+    """`audio`, in base64, in a speech.audio.delta; `usage` and `receipt` in the speech.audio.done at the end.
+
+    Tokens are what the voice reads and makes: phonemes in, frames of sound out.
+    """
 
     type: Literal["speech.audio.delta", "speech.audio.done"]
     audio: str | None = maybe()
