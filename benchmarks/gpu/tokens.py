@@ -10,6 +10,7 @@ python benchmarks/gpu/tokens.py --shapes shapes.json --model qwen3-0.6b --out re
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -132,6 +133,9 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
     began = time.perf_counter()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     loop = build_loop(build_model(json.loads(args.shapes.read_text())[args.model]), args)
     print(f"{args.model}: loaded in {time.perf_counter() - began:.1f} s", flush=True)
     results: dict[str, float] = {}

@@ -89,6 +89,8 @@ class AttentionBackend(ABC):
     """Queries are (T, heads, dim), keys and values (T, kv heads, dim); heads are a multiple of kv heads."""
 
     name: str
+    recordable = False
+    """A launch may be recorded as a graph: its kernels look at nothing on the host."""
 
     @abstractmethod
     def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:

@@ -11,7 +11,7 @@ from polymux.core.batch.tokens import TokenBatch, TokenModel
 from polymux.core.compute.attention import AttentionOptions, PackedContext
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
-from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, plain_linear, rotary_tables
+from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_tables
 from polymux.core.compute.fast.operations import RotaryTable, choose_operations
 from polymux.core.compute.fast.structure import Unfamiliar, find_backbone, read_layers, read_norm
 from polymux.core.compute.sdpa import SdpaAttention
@@ -34,7 +34,7 @@ def accelerate(
     any quantization, with the same attention on both sides, and takes two small forward passes.
     """
     try:
-        fast = _build(reference, plain_linear, positions)
+        fast = _build(reference, None, positions)
         _compare(reference, fast)
         return fast if make is None else _build(reference, make, positions)
     except Unfamiliar as reason:
@@ -63,10 +63,12 @@ def _check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
     return TokenBatch(ids, places, everything, everything, _Recorder(starts))
 
 
-def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | None) -> FastDecoder:
+def _build(reference: TransformersDecoder, make: MakeLinear | None, positions: int | None) -> FastDecoder:
     model, shape = reference.model, reference.shape
     config = model.config
     backbone = find_backbone(model)
+    operations = choose_operations(_device_of(model))
+    make = make or operations.linear
     layers = read_layers(model)
     batch = _check_batch(shape.vocabulary, _device_of(model))
     with torch.inference_mode():
@@ -106,7 +108,7 @@ def _build(reference: TransformersDecoder, make: MakeLinear, positions: int | No
         read_norm(backbone.norm),
         make(head.weight.detach(), None if head.bias is None else head.bias.detach()),
         getattr(config, "final_logit_softcapping", None),
-        choose_operations(_device_of(model)),
+        operations,
     )
 
 

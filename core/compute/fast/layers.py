@@ -17,14 +17,6 @@ MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
 """(weight (out, in), bias (out,) or None) -> a module that multiplies by it; where quantization comes in."""
 
 
-def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
-
-
 def merge(make: MakeLinear, *parts: nn.Linear) -> nn.Module:
     """One layer whose output is the outputs of `parts`, which read the same input, side by side."""
     weight = torch.cat([part.weight.detach() for part in parts])

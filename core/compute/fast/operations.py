@@ -53,6 +53,14 @@ class Operations:
         query, key = rotate(rotated, cos, sin).split([heads, kv_heads], dim=1)
         return context.attend(index, query, key, value, layer.options)
 
+    def linear(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """A layer that multiplies by `weight` (out, in)."""
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        return layer
+
 
 class RotaryTable:
     """Cosines and sines of every position, (2, positions, dim); the rows of one launch are looked up once."""

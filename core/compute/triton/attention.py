@@ -16,14 +16,15 @@ from polymux.core.compute.triton.prefill import attend_chunks
 
 class TritonAttention(AttentionBackend):
     name = "triton"
+    recordable = True
 
     def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
         if device.type != "cuda":
             return "it needs a CUDA device"
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return f"it does not compute in {dtype}"
-        if dim > 256:
-            return f"heads of {dim} are larger than 256"
+        if not 16 <= dim <= 256:
+            return f"heads of {dim} are not between 16 and 256"
         return None
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:

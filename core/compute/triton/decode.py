@@ -13,12 +13,12 @@ from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
 
-PROGRAMS = 528
+PROGRAMS = 512
 """Programs wanted at least, so that every multiprocessor of a large card has some."""
 
 MAX_SPLITS = 32
 
-SHARED_SPLITS = 16
+SHARED_SPLITS = 4
 """Stretches of a prefix that all rows have in common."""
 
 
@@ -270,12 +270,12 @@ def attend_singles(
         dim,
         wide,
         block,
-        64,
+        128 if wide <= 128 else 64,
         options.window or 0,
         options.softcap or 0.0,
         options.sinks is not None,
         num_warps=4,
-        num_stages=3,
+        num_stages=2,
     )
     if shared is not None:
         queries = min(64, max(16, triton.next_power_of_2(rows * heads // kv_heads)))

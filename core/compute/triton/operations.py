@@ -12,6 +12,7 @@ from polymux.core.compute.fast.operations import Operations
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
+from polymux.core.compute.triton.linear import CudaLinear
 
 if TYPE_CHECKING:
     from polymux.core.compute.fast.decoder import FastLayer
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 class TritonOperations(Operations):
     def __init__(self) -> None:
         self._kinds: dict[nn.Module, str | None] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return CudaLinear(weight, bias)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         if x.dim() != 2 or not x.is_contiguous():

@@ -123,7 +123,7 @@ def attend_chunks(
     heads, dim = query.shape[1:]
     kv_heads = cache.shape[3]
     wide = triton.next_power_of_2(dim)
-    rows = QUERIES if wide <= 128 else 64
+    rows = QUERIES if wide <= 128 and most > 64 else 64
     grid = (heads, lengths.shape[0], triton.cdiv(most, rows))
     _attend[grid](
         query,
@@ -151,6 +151,6 @@ def attend_chunks(
         options.window or 0,
         options.softcap or 0.0,
         options.sinks is not None,
-        num_warps=8 if wide >= 128 else 4,
+        num_warps=8 if rows * wide >= 64 * 256 else 4,
         num_stages=3 if wide <= 128 else 2,
     )
