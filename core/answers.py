@@ -69,6 +69,10 @@ class Answers:
         if left is not None and left <= 0:
             process_pool().release(self.job)
             raise self._too_late()
+        if work is None:
+            self._answers.extend(prepared.answers)
+            self._over = True
+            return self
         submit = Submit(self.job, self.served.name, self.task, work, self.priority, left)
         self._stream = self.served.engine.submit(submit)
         if self._until is not None:
@@ -118,7 +122,7 @@ class Answers:
                     self.served.engine.stop_branch(self.job, branch)
         return answers.popleft()
 
-    async def _prepare(self) -> tuple[Prepared, Presenter, msgspec.Raw]:
+    async def _prepare(self) -> tuple[Prepared, Presenter | None, msgspec.Raw | None]:
         try:
             async with asyncio.timeout_at(self._until) as timeout:
                 return await self._preparers.run(
@@ -162,8 +166,13 @@ class Answers:
         return InternalError(f"{doing} this {self.task} request failed: {type(error).__name__}")
 
 
-def _prepare(front: Front, task: str, ask: msgspec.Struct, job: str) -> tuple[Prepared, Presenter, msgspec.Raw]:
+def _prepare(
+    front: Front, task: str, ask: msgspec.Struct, job: str
+) -> tuple[Prepared, Presenter | None, msgspec.Raw | None]:
+    """Without a presenter and without work: the front has answered already."""
     prepared = front.prepare(task, ask)
+    if prepared.work is None:
+        return prepared, None, None
     return prepared, front.present(task, ask, prepared), pack(prepared.work, holder=job)
 
 

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """What `Front.prepare` made of an ask. `work` goes to the engine; `notes` stay here for the presenter."""
+    """What `Front.prepare` made of an ask. `work` goes to the engine; `notes` stay here for the presenter.
 
-    work: msgspec.Struct
+    An ask that needs no engine (spelling a text in tokens) has no work but its `answers`, `Done` last.
+    """
+
+    work: msgspec.Struct | None
     notes: Any = None
     messages: Iterable[msgspec.Struct] = ()
     """Posted to the job's inbox right after its submission, in order (for uploads that are read lazily)."""
     facts: dict[str, Any] = field(default_factory=dict)
+    answers: Sequence[msgspec.Struct] = ()
 
 
 class Presenter(ABC):

@@ -134,6 +134,8 @@ class Embed(msgspec.Struct, kw_only=True, omit_defaults=True):
     inputs: list[str | list[int]]
     dimensions: int | None = None
     truncate: bool = False
+    prompt: str | None = None
+    """Which of the model's own prompts comes before every text; None: its default."""
 
 
 class Vector(msgspec.Struct):
@@ -141,6 +143,48 @@ class Vector(msgspec.Struct):
 
     index: int
     data: bytes
+
+
+class Rank(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Pairs of texts to compare: for a reranker, a query and a document each."""
+
+    pairs: list[tuple[str, str]]
+    truncate: bool = False
+    """Cut a second text that is too long instead of refusing it."""
+
+
+class Score(msgspec.Struct):
+    """How well the texts of pair `index` go together: from 0 to 1."""
+
+    index: int
+    score: float
+
+
+class Tokenize(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A text, or a conversation as the model's template writes it, to spell in the model's tokens."""
+
+    text: str = ""
+    chat: Chat | None = None
+    special: bool = True
+    """Add what the tokenizer adds to a text of its own (BOS, [CLS])."""
+
+
+class Tokenized(msgspec.Struct):
+    """Token ids and what each is called; `longest` is how many the model reads."""
+
+    ids: list[int]
+    names: list[str]
+    longest: int
+
+
+class Detokenize(msgspec.Struct):
+    """Token ids to read as text."""
+
+    ids: list[int]
+
+
+class Detokenized(msgspec.Struct):
+    text: str
 
 
 class Progress(msgspec.Struct):
@@ -208,8 +252,11 @@ class Sound(msgspec.Struct):
 CHAT = Task("chat", Chat, (TextDelta, ThoughtDelta, CallDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))
+RANK = Task("rank", Rank, (Score, Done))
+TOKENIZE = Task("tokenize", Tokenize, (Tokenized, Done))
+DETOKENIZE = Task("detokenize", Detokenize, (Detokenized, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
 TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
 SPEAK = Task("speak", Speak, (Sound, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED, TRANSCRIBE, TRANSLATE, SPEAK)
+BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK)

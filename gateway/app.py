@@ -15,7 +15,19 @@ from polymux.core.vocabulary import Task
 from polymux.gateway.access import Access
 from polymux.gateway.auth import Auth
 from polymux.gateway.errors import on_http_exception, on_polymux_error
-from polymux.gateway.routes import chat, completions, docs, embeddings, health, models, speech, tasks, transcriptions
+from polymux.gateway.routes import (
+    chat,
+    completions,
+    docs,
+    embeddings,
+    health,
+    models,
+    ranking,
+    speech,
+    tasks,
+    tokens,
+    transcriptions,
+)
 from polymux.gateway.settings import GatewaySettings
 from polymux.gateway.state import Gateway
 
@@ -42,6 +54,8 @@ def create_app(
         chat.ENDPOINT,
         completions.ENDPOINT,
         embeddings.ENDPOINT,
+        *ranking.ENDPOINTS,
+        *tokens.ENDPOINTS,
         *transcriptions.ENDPOINTS,
         speech.ENDPOINT,
         *models.ENDPOINTS,

@@ -107,6 +107,25 @@ class Tokenizer:
             encoding = self._backend.post_process(encoding, None, True)
         return encoding.ids
 
+    def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as the model reads a pair, and which of the two each belongs to (0 or 1).
+
+        `longest` cuts the second text so that the whole has at most so many.
+        """
+        try:
+            encodings = self._backend.encode_batch([first, second], add_special_tokens=False)
+        except TypeError as error:
+            raise InvalidRequest("The text holds a lone surrogate and is not valid Unicode.") from error
+        if longest is not None:
+            added = self._backend.num_special_tokens_to_add(is_pair=True)
+            encodings[1].truncate(max(longest - added - len(encodings[0].ids), 0))
+        whole = self._backend.post_process(*encodings, True)
+        return whole.ids, whole.type_ids
+
+    def name(self, id: int) -> str:
+        """How the vocabulary writes a token; "" if there is none of that id."""
+        return self._backend.id_to_token(id) or ""
+
     def count_at_least(self, text: str) -> int:
         """A number of tokens that `text` surely has, found without encoding it; 0 when nothing is sure."""
         if not self._longest:

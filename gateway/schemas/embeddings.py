@@ -18,18 +18,30 @@ class EmbeddingRequest(WireRequest):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: little-endian float32. Default float."
     )
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
+        None,
+        description="Extension. int8: values times 127; binary: the signs, eight to a byte. As integers, or in base64.",
+    )
+    prompt_name: str | None = Field(
+        None, max_length=64, description="Extension. Which of the model's own prompts comes before every text."
+    )
     dimensions: int | None = Field(None, ge=1, le=65536, description="Keep the first so many and normalise again.")
     truncate: bool | None = Field(None, description="Extension. Cut inputs that are too long instead of refusing them.")
     user: str | None = Field(None, description="Accepted; changes nothing.")
 
     def ask(self) -> Embed:
-        return Embed(inputs=list_inputs(self.input), dimensions=self.dimensions, truncate=bool(self.truncate))
+        return Embed(
+            inputs=list_inputs(self.input),
+            dimensions=self.dimensions,
+            truncate=bool(self.truncate),
+            prompt=self.prompt_name,
+        )
 
 
 class Embedding(WireAnswer):
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | list[int] | str
 
 
 class EmbeddingList(WireAnswer):

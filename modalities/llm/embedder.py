@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel
 
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.compute.attention import PackedContext
 from polymux.core.compute.reference import KEYWORD, prepare_reference
-from polymux.core.errors import ModelError
+from polymux.modalities.llm.modules import Dense, read_modules
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
-
-POOLINGS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
-"""Keys of a sentence-transformers pooling module, and what they mean here."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +34,30 @@ class EmbedItem:
 class TextEmbedder(OneShotModel):
     """Token ids in, one float32 vector per text out."""
 
-    def __init__(self, model: torch.nn.Module, site: Site, pooling: str) -> None:
+    def __init__(
+        self, model: torch.nn.Module, site: Site, *poolings: str, dense: Sequence[torch.nn.Module] = ()
+    ) -> None:
+        """The results of several `poolings` are concatenated; `dense` layers follow in turn."""
+        config: Any = model.config
         self.model = prepare_reference(model)
-        self.pooling = pooling
+        self.poolings = [_POOLS[pooling] for pooling in poolings]
+        self.dense = torch.nn.Sequential(*dense).eval().requires_grad_(False)
         self.dtype = next(model.parameters()).dtype
-        self.dimensions: int = model.config.hidden_size
+        last = [layer for layer in dense if isinstance(layer, torch.nn.Linear)][-1:]
+        self.dimensions: int = last[0].out_features if last else config.hidden_size * len(poolings)
         self._device = site.device.torch
-        self._attention = site.attention(self.dtype, self.dimensions // model.config.num_attention_heads)
-        self._offset = _first_position(model)
+        heads = config.num_attention_heads
+        self._attention = site.attention(self.dtype, getattr(config, "head_dim", None) or config.hidden_size // heads)
+        self._offset = first_position(model)
         self._typed = bool(getattr(model.config, "type_vocab_size", 0))
 
     @classmethod
     def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype) -> TextEmbedder:
-        """From a model folder. Raises `ModelError` for a pooling that is not supported."""
+        """From a model folder. Raises `ModelError` for a module that is not supported."""
+        modules = read_modules(files)
         model = AutoModel.from_pretrained(files.folder, dtype=dtype).to(site.device.torch)
-        return cls(model, site, read_pooling(files))
+        layers = [layer for dense in modules.dense for layer in load_dense(files, dense)]
+        return cls(model, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
 
     def forward(self, items: list[EmbedItem], slabs: list[Tensor]) -> list[Tensor]:
         starts = [0]
@@ -70,16 +73,30 @@ class TextEmbedder(OneShotModel):
             **{KEYWORD: PackedContext(self._attention, starts)},
             **inputs,
         ).last_hidden_state[0]
-        vectors = self._pool(hidden.float(), starts)
+        vectors = self.dense(self._pool(hidden.float(), starts))
         return [_finish(vector, item) for vector, item in zip(vectors, items)]
 
     def _pool(self, hidden: Tensor, starts: list[int]) -> Tensor:
-        """(T, d) to (texts, d)."""
-        if self.pooling == "cls":
-            return hidden[torch.tensor(starts[:-1], device=hidden.device)]
-        if self.pooling == "last":
-            return hidden[torch.tensor(starts[1:], device=hidden.device) - 1]
-        return torch.stack([hidden[start:end].mean(dim=0) for start, end in itertools.pairwise(starts)])
+        """(T, d) to (texts, d times the number of poolings)."""
+        texts = [hidden[start:end] for start, end in itertools.pairwise(starts)]
+        return torch.cat([torch.stack([pool(text) for text in texts]) for pool in self.poolings], dim=-1)
+
+
+def _weigh(text: Tensor) -> Tensor:
+    """The mean in which later tokens weigh more (SGPT, Muennighoff 2022)."""
+    weights = torch.arange(1, len(text) + 1, device=text.device, dtype=text.dtype)
+    return weights @ text / weights.sum()
+
+
+_POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cls": lambda text: text[0],
+    "last": lambda text: text[-1],
+    "max": lambda text: text.amax(dim=0),
+    "mean": lambda text: text.mean(dim=0),
+    "mean_sqrt_len": lambda text: text.sum(dim=0) / len(text) ** 0.5,
+    "weightedmean": _weigh,
+}
+"""A text's hidden states (tokens, d) to one vector (d,)."""
 
 
 def _finish(vector: Tensor, item: EmbedItem) -> Tensor:
@@ -87,19 +104,15 @@ def _finish(vector: Tensor, item: EmbedItem) -> Tensor:
     return torch.nn.functional.normalize(vector, dim=0) if item.normalize else vector
 
 
-def read_pooling(files: ModelFiles) -> str:
-    """How the model's authors pool: mean unless the folder says otherwise."""
-    name = "1_Pooling/config.json"
-    if not files.has(name):
-        return "mean"
-    config = json.loads(files.path(name).read_text())
-    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise ModelError(f"{files.reference} pools by {', '.join(chosen) or 'nothing'}: not supported yet")
-    return POOLINGS[chosen[0]]
+def load_dense(files: ModelFiles, dense: Dense) -> list[torch.nn.Module]:
+    """The layer and its activation, in float32 like what is pooled."""
+    layer = torch.nn.Linear(dense.inputs, dense.outputs, bias=dense.bias)
+    weights = load_file(files.path(f"{dense.folder}/model.safetensors"))
+    layer.load_state_dict({name.removeprefix("linear."): weight.float() for name, weight in weights.items()})
+    return [layer, getattr(torch.nn, dense.activation)()]
 
 
-def _first_position(model: torch.nn.Module) -> int:
+def first_position(model: torch.nn.Module) -> int:
     """RoBERTa-like embeddings number positions from behind the padding index."""
     padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
     return 0 if padding is None else padding + 1

@@ -10,20 +10,18 @@ import msgspec
 
 from polymux.core.errors import ContextTooLong, InvalidRequest
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Chat, Complete, Embed, Sampling
+from polymux.core.tasks import Chat, Complete, Detokenize, Sampling, Tokenize
 from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.habits import Habits, Manner
-from polymux.modalities.llm.limits import read_context, read_longest_input, read_width
-from polymux.modalities.llm.presenter import EmbedPresenter, GeneratePresenter, Telling
-from polymux.modalities.llm.work import EmbedWork, GenerateWork, Guidance
+from polymux.modalities.llm.limits import MAX_INPUTS, check_ids, read_context
+from polymux.modalities.llm.presenter import GeneratePresenter, Telling
+from polymux.modalities.llm.spelling import spell, spell_or_read
+from polymux.modalities.llm.work import GenerateWork, Guidance
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
-
-MAX_INPUTS = 2048
-"""Inputs of one embedding request, and branches (prompts times n) of one generation."""
 
 MAX_STOP_LENGTH = 4096
 """Characters of one stop string."""
@@ -50,6 +48,10 @@ class GenerateFront(Front):
         return cls(tokenizer, template, read_context(files), files.config().get("vocab_size", tokenizer.size))
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
+        if isinstance(ask, Tokenize) and ask.chat is not None:
+            return spell(self.tokenizer, self._read_chat(ask.chat)[0], self.context)
+        if isinstance(ask, Tokenize | Detokenize):
+            return spell_or_read(self.tokenizer, ask, self.context, self.vocabulary)
         if isinstance(ask, Chat):
             ids, manner = self._read_chat(ask)
             prompts, echoes, param = [ids], None, "messages"
@@ -158,78 +160,6 @@ class GenerateFront(Front):
     def _check_sampling(self, sampling: Sampling) -> Sampling:
         check_ids(list(sampling.logit_bias), self.vocabulary, "logit_bias", "logit_bias")
         return msgspec.structs.replace(sampling, top_k=min(sampling.top_k, self.vocabulary))
-
-
-class EmbedFront(Front):
-    """Embeddings of one text encoder. `longest` is in tokens with the special ones, `width` in dimensions."""
-
-    def __init__(self, tokenizer: Tokenizer, longest: int, vocabulary: int, width: int) -> None:
-        self.tokenizer = tokenizer
-        self.longest = longest
-        self.vocabulary = vocabulary
-        self.width = width
-
-    @classmethod
-    def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> EmbedFront:
-        """Raises `ModelError` when a file is missing or does not say how wide and long the model is."""
-        tokenizer = Tokenizer.load(files)
-        vocabulary = files.config().get("vocab_size", tokenizer.size)
-        return cls(tokenizer, read_longest_input(files), vocabulary, read_width(files))
-
-    def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
-        if not isinstance(ask, Embed):
-            raise InvalidRequest(f"This model does not serve {task}.")
-        if not 1 <= len(ask.inputs) <= MAX_INPUTS:
-            raise InvalidRequest(f"input holds {len(ask.inputs)} texts; 1 to {MAX_INPUTS} are allowed.", param="input")
-        if ask.dimensions is not None and not 1 <= ask.dimensions <= self.width:
-            raise InvalidRequest(f"dimensions must be from 1 to {self.width}.", param="dimensions")
-        inputs = [self._read_input(each, i, ask.truncate) for i, each in enumerate(ask.inputs)]
-        return Prepared(
-            EmbedWork(inputs=inputs, dimensions=ask.dimensions), facts={"prompt_tokens": sum(map(len, inputs))}
-        )
-
-    def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
-        return EmbedPresenter(prepared.work)
-
-    def describe(self) -> dict[str, Any]:
-        return {"dimensions": self.width, "longest_input": self.longest}
-
-    def _read_input(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
-        """A text with the model's special tokens, or token ids taken as they are. Empty ones are refused."""
-        where = f"input[{index}]"
-        if not text:
-            raise InvalidRequest(f"{where} is empty.", param="input")
-        if isinstance(text, str):
-            ids = self._encode(text, where, truncate)
-        else:
-            ids = check_ids(text, self.vocabulary, where, "input")
-            ids = ids[: self.longest] if truncate else ids
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens.", param="input")
-        if len(ids) > self.longest:
-            raise self._too_long(where, str(len(ids)))
-        return ids
-
-    def _encode(self, text: str, where: str, truncate: bool) -> list[int]:
-        sure = self.tokenizer.count_at_least(text)
-        if sure > self.longest and not truncate:
-            raise self._too_long(where, f"at least {sure}")
-        return self.tokenizer.encode(text, longest=self.longest if truncate else None)
-
-    def _too_long(self, where: str, tokens: str) -> ContextTooLong:
-        return ContextTooLong(
-            f"{where} has {tokens} tokens; this model reads {self.longest}. Shorten it, or set truncate.", param="input"
-        )
-
-
-def check_ids(ids: list[int], vocabulary: int, where: str, param: str) -> list[int]:
-    """The ids as they are. Raises `InvalidRequest` naming the first position that is no token of the model."""
-    if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
-        return ids
-    position, wrong = next((i, id) for i, id in enumerate(ids) if not 0 <= id < vocabulary)
-    raise InvalidRequest(
-        f"{where}[{position}] is {wrong}: this model's token ids are 0 to {vocabulary - 1}.", param=param
-    )
 
 
 def choose_seeds(seed: int | None, prompts: int, n: int) -> list[int]:

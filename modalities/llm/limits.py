@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polymux.core.errors import ModelError
+from polymux.core.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -14,6 +14,9 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 """What families of models call the size of their hidden states."""
+
+MAX_INPUTS = 2048
+"""Inputs of one request to embed or rank, and branches (prompts times n) of one generation."""
 
 UNKNOWN = 10**9
 """tokenizer_config.json writes an astronomical number when it does not know."""
@@ -44,3 +47,13 @@ def read_number(files: ModelFiles, names: tuple[str, ...]) -> int:
         if isinstance(config.get(name), int):
             return config[name]
     raise ModelError(f"{files.reference}: config.json says none of {', '.join(names)}")
+
+
+def check_ids(ids: list[int], vocabulary: int, where: str, param: str) -> list[int]:
+    """The ids as they are. Raises `InvalidRequest` naming the first position that is no token of the model."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+        return ids
+    position, wrong = next((i, id) for i, id in enumerate(ids) if not 0 <= id < vocabulary)
+    raise InvalidRequest(
+        f"{where}[{position}] is {wrong}: this model's token ids are 0 to {vocabulary - 1}.", param=param
+    )

@@ -27,7 +27,7 @@ class TextGeneration(Pipeline):
     """Decoder language models: chat and completions."""
 
     name = "text-generation"
-    tasks = ("chat", "complete")
+    tasks = ("chat", "complete", "tokenize", "detokenize")
 
     def accepts(self, files: ModelFiles) -> bool:
         """A decoder (`...ForCausalLM`, `...LMHeadModel`) that its authors did not publish as an embedder."""
@@ -50,7 +50,7 @@ class TextEmbedding(Pipeline):
     """Encoders (BERT, XLM-R, ModernBERT, ...) and decoders published as embedders."""
 
     name = "text-embedding"
-    tasks = ("embed",)
+    tasks = ("embed", "tokenize", "detokenize")
 
     def accepts(self, files: ModelFiles) -> bool:
         """A sentence-transformers folder (modules.json), or a bare text model with its tokenizer."""
@@ -62,7 +62,7 @@ class TextEmbedding(Pipeline):
         return reads_text_only(config) and tokenised and (published or bare)
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
-        from polymux.modalities.llm.front import EmbedFront
+        from polymux.modalities.llm.embedding import EmbedFront
 
         return EmbedFront.load(files, options)
 
@@ -72,6 +72,30 @@ class TextEmbedding(Pipeline):
         return load_embedding(files, site, options)
 
 
+class TextRanking(Pipeline):
+    """Cross-encoders: a classifier of one label over two texts."""
+
+    name = "text-ranking"
+    tasks = ("rank", "tokenize", "detokenize")
+
+    def accepts(self, files: ModelFiles) -> bool:
+        config = files.config()
+        names = config.get("architectures") or ()
+        labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))
+        classifier = any(name.endswith("ForSequenceClassification") for name in names)
+        return classifier and labels == 1 and reads_text_only(config) and files.has("tokenizer.json")
+
+    def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.llm.ranking import RankFront
+
+        return RankFront.load(files, options)
+
+    def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+        from polymux.modalities.llm.program import load_ranking
+
+        return load_ranking(files, site, options)
+
+
 @hookimpl
 def pipelines() -> list[Pipeline]:
-    return [TextGeneration(), TextEmbedding()]
+    return [TextGeneration(), TextEmbedding(), TextRanking()]

@@ -14,7 +14,7 @@ import msgspec
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InternalError
 from polymux.core.pipeline import Presenter
-from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob, Vector
+from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob
 from polymux.core.text.detokenizer import open_detokenizer
 from polymux.core.text.parts import Part
 from polymux.core.text.stops import StopStrings
@@ -22,7 +22,7 @@ from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Event, Output, Receipt, Tokens, Usage
 from polymux.modalities.llm.choice import Choice
 from polymux.modalities.llm.habits import Manner
-from polymux.modalities.llm.work import SCORES, EmbedWork, GenerateWork, PromptScores
+from polymux.modalities.llm.work import SCORES, GenerateWork, PromptScores
 
 LOWEST_LOGPROB = -9999.0
 """What is shown for a token that could not have been drawn: JSON has no infinity."""
@@ -173,30 +173,6 @@ class GeneratePresenter(Presenter):
             reasoning_tokens=sum(choice.thought_tokens for choice in self._choices),
         )
         return Done(usage, receipt)
-
-
-class EmbedPresenter(Presenter):
-    """Tells the vectors of one embedding job in the order of its inputs, whatever order they come in."""
-
-    def __init__(self, work: EmbedWork) -> None:
-        self._work = work
-        self._next = 0
-        self._early: dict[int, Vector] = {}
-
-    def feed(self, event: Event) -> list[msgspec.Struct]:
-        match event:
-            case Output(body=body):
-                vector = unpack(body, Vector)
-                self._early[vector.index] = vector
-                answers: list[msgspec.Struct] = []
-                while self._next in self._early:
-                    answers.append(self._early.pop(self._next))
-                    self._next += 1
-                return answers
-            case Ended(receipt=receipt):
-                tokens = sum(map(len, self._work.inputs))
-                return [Done(Usage(input_tokens=tokens, cached_tokens=receipt.cached_units), receipt)]
-        return []
 
 
 def draw_call_id(length: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,15 @@ from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
 from polymux.core.pipeline import Program
-from polymux.core.tasks import Vector
+from polymux.core.tasks import Score, Vector
 from polymux.core.text.grammar import Grammar, Grammars
 from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.llm.crossencoder import CrossEncoder, PairItem
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
 from polymux.modalities.llm.guidance import GrammarStage, open_guide
-from polymux.modalities.llm.work import SCORES, VECTOR, EmbedWork, GenerateWork, Guidance, PromptScores
+from polymux.modalities.llm.work import SCORE, SCORES, VECTOR, EmbedWork, GenerateWork, Guidance, PromptScores, RankWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -132,6 +134,38 @@ class EmbeddingProgram(Program):
 
     def describe(self) -> dict[str, Any]:
         return {"dtype": str(self._embedder.dtype).removeprefix("torch."), "dimensions": self._embedder.dimensions}
+
+
+class RankingProgram(Program):
+    """Scores pairs of texts, each an item of one packed pass."""
+
+    def __init__(self, stage: OneShotStage, encoder: CrossEncoder) -> None:
+        self.work = {"rank": RankWork}
+        self.stage = stage
+        self.stages = (stage,)
+        self._encoder = encoder
+
+    async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if not isinstance(work, RankWork):
+            raise InvalidRequest("malformed ranking work")
+        items = [PairItem(*pair) for pair in zip(work.inputs, work.segments, strict=True)]
+        rows = [job.start(self.stage, OneShotRow(job, item, len(item.ids), i)) for i, item in enumerate(items)]
+        for row in rows:
+            await row
+            score = row.result.item()
+            if not math.isfinite(score):
+                raise InternalError("the model's output was not finite for this request")
+            job.emit(SCORE, Score(row.branch, score))
+        job.receipt.input_units = sum(row.size for row in rows)
+
+    def describe(self) -> dict[str, Any]:
+        return {"dtype": str(self._encoder.dtype).removeprefix("torch.")}
+
+
+def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    encoder = CrossEncoder.load(files, site, read_dtype(options))
+    stage = OneShotStage("rank", encoder, site, max_units=site.settings.max_units * 8, to_host=True)
+    return RankingProgram(stage, encoder)
 
 
 def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:

@@ -16,6 +16,9 @@ from polymux.core.tasks import Sampling
 SCORES = "scores"
 """The `kind` of the `Output` that carries `PromptScores`."""
 
+SCORE = "score"
+"""The `kind` of the `Output` that carries a `tasks.Score`."""
+
 VECTOR = "vector"
 """The `kind` of the `Output` that carries a `tasks.Vector`."""
 
@@ -81,3 +84,12 @@ class EmbedWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Keep the first so many values (Matryoshka), then normalise."""
     normalize: bool = True
     """Scale to unit length."""
+
+
+class RankWork(msgspec.Struct, kw_only=True):
+    """Score every pair. The events are one `Output(kind="score", body=tasks.Score)` per pair, in any order."""
+
+    inputs: list[list[int]]
+    """Token ids of both texts with the model's special tokens, never empty, within the model's longest input."""
+    segments: list[list[int]]
+    """Which of the two texts each token belongs to, 0 or 1."""

@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from polymux.core.tasks import Done, Embed, Vector
@@ -53,3 +54,31 @@ async def test_order_is_the_inputs_whatever_finishes_first(client: httpx.AsyncCl
     service.script = backwards
     answer = await client.post(PATH, json={"model": "stub", "input": ["a", "b", "c"]})
     assert [item["embedding"] for item in answer.json()["data"]] == [[0.0], [1.0], [2.0]]
+
+
+async def test_quantized_vectors(client: httpx.AsyncClient, service: FakeService) -> None:
+    """int8, uint8 and bits, as numbers and in base64, all from the same vector."""
+    vector = np.array([0.5, -0.25, 1.0, -1.0, 0.0, 0.1, -0.1, 0.2, 0.3], "<f4")
+
+    async def speak(served: Any, task: str, ask: Any) -> Any:
+        yield Vector(0, vector.tobytes())
+        yield Done(Usage(input_tokens=1), Receipt())
+
+    async def embed(**options: Any) -> Any:
+        body = {"model": "stub", "input": "hi", **options}
+        return (await client.post(PATH, json=body)).json()["data"][0]["embedding"]
+
+    service.script = speak
+    expected = {
+        "int8": [64, -32, 127, -127, 0, 13, -13, 25, 38],
+        "uint8": [192, 96, 255, 1, 128, 141, 115, 153, 166],
+        "ubinary": [0b10100101, 0b10000000],
+        "binary": [0b10100101 - 128, 0],
+    }
+    for dtype, numbers in expected.items():
+        assert await embed(output_dtype=dtype) == numbers
+        packed = await embed(output_dtype=dtype, encoding_format="base64")
+        kind = np.uint8 if dtype.startswith("u") else np.int8
+        assert np.frombuffer(base64.b64decode(packed), kind).tolist() == numbers
+    refused = await client.post(PATH, json={"model": "stub", "input": "hi", "output_dtype": "int4"})
+    assert refused.status_code == 400

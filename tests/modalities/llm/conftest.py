@@ -58,7 +58,8 @@ def open_service(*, thinks: bool = False) -> Service:
     grammars = GrammarStage(Grammars(tokenizer, decoder.shape.vocabulary), site)
     program = GenerationProgram(TokenStage("decode", decoder, site), "tiny", grammars)
     front = GenerateFront(tokenizer, ChatTemplate({"default": TEMPLATE}, {}), CONTEXT, decoder.shape.vocabulary)
-    return Service([Served("tiny", ("chat", "complete"), front, LocalEngine({"tiny": program}, site))])
+    tasks = ("chat", "complete", "tokenize", "detokenize")
+    return Service([Served("tiny", tasks, front, LocalEngine({"tiny": program}, site))])
 
 
 @asynccontextmanager

@@ -19,7 +19,8 @@ from polymux.core.testing import tokenizers as small
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Output, Receipt, Tokens
-from polymux.modalities.llm.front import EmbedFront, GenerateFront
+from polymux.modalities.llm.embedding import EmbedFront
+from polymux.modalities.llm.front import GenerateFront
 from polymux.modalities.llm.work import SCORES, VECTOR, GenerateWork, PromptScores
 
 TOKENIZER = Tokenizer(small.byte_level(), special_tokens={"eos_token": "<|im_end|>"})

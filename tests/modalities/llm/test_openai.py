@@ -280,3 +280,36 @@ class TestThoughts:
         answer = await self.ask(serve, max_tokens=60, stop=["e"], extra_body={"thinking_budget": 20})
         assert "e" in answer.choices[0].message.reasoning_content
         assert "e" not in answer.choices[0].message.content
+
+
+class TestTokens:
+    async def test_texts_and_conversations_are_spelled(self, serve: Any) -> None:
+        async with serve() as http:
+            text = "Hello <tool_call> naïve 東京"
+            spelled = (await http.post("/tokenize", json={"model": "tiny", "prompt": text})).json()
+            assert spelled["count"] == len(spelled["tokens"])
+            back = await http.post("/detokenize", json={"model": "tiny", "tokens": spelled["tokens"]})
+            assert back.json() == {"prompt": text}
+            chat = {"model": "tiny", "messages": HELLO, "return_token_strs": True, "tools": [tool("f")]}
+            spelled = (await http.post("/tokenize", json=chat)).json()
+            usage = (await http.post("/v1/chat/completions", json={**chat_only(chat), "max_tokens": 1})).json()["usage"]
+            assert spelled["count"] == usage["prompt_tokens"] == len(spelled["token_strs"])
+
+    @pytest.mark.parametrize(
+        ("path", "change"),
+        [
+            ("/tokenize", {}),
+            ("/tokenize", {"prompt": "x", "messages": HELLO}),
+            ("/tokenize", {"prompt": "x", "tools": [tool("f")]}),
+            ("/tokenize", {"prompt": 5}),
+            ("/detokenize", {"tokens": [100_000]}),
+            ("/detokenize", {"tokens": ["x"]}),
+        ],
+    )
+    async def test_nonsense_is_a_400(self, serve: Any, path: str, change: dict[str, Any]) -> None:
+        async with serve() as http:
+            assert (await http.post(path, json={"model": "tiny", **change})).status_code == 400
+
+
+def chat_only(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "return_token_strs"}

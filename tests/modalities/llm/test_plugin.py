@@ -52,17 +52,17 @@ def test_every_model_has_at_most_one_pipeline(tmp_path: Path, config: dict[str, 
 
 def test_the_context_comes_from_the_configuration(tmp_path: Path):
     front = GENERATION.front(write_model(tmp_path, DECODER), {})
-    assert front.describe() == {"context_length": 64, "vocabulary": 500, "chat": False}
+    assert front.describe() == {"context_length": 64, "vocabulary": 500, "chat": False, "tools": False, "thinks": False}
 
 
 def test_the_longest_input_is_what_the_authors_trained_for(tmp_path: Path):
     """all-MiniLM has 512 positions and was trained on 256; RoBERTa has 514 positions and can use 512."""
     files = write_model(tmp_path, ENCODER, tokenizer_config={"model_max_length": 62})
-    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 62}
+    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 62, "prompts": []}
     files = write_model(tmp_path, ENCODER, sentence_bert_config={"max_seq_length": 32})
-    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 32}
+    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 32, "prompts": []}
     files = write_model(tmp_path, ENCODER, sentence_bert_config={}, tokenizer_config={"model_max_length": 1e30})
-    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 64}
+    assert EMBEDDING.front(files, {}).describe() == {"dimensions": 8, "longest_input": 64, "prompts": []}
 
 
 def test_a_configuration_that_does_not_say_is_a_model_error(tmp_path: Path):
