@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 from polymux.core.batch.lane import Lane
 from polymux.core.batch.plan import Plan
-from polymux.core.batch.row import Row
+from polymux.core.batch.row import Row, RowState
 from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
+from polymux.core.errors import InternalError
 
 
 class Scheduler:
@@ -40,6 +41,43 @@ class Scheduler:
             if plan is not None:
                 return lane, plan
         return None
+
+    def make_room(self) -> tuple[Lane, Row] | None:
+        """Nothing is in flight, and still rows want to run: the last row of all makes room for the first.
+
+        Returns the first row when nobody is left to make room: it can never get what it needs.
+        """
+        lanes = self.lanes.values()
+        running = [(row.rank, lane, row) for lane in lanes for row in lane.running]
+        stuck = [entry for entry in running if entry[1].stage.want(entry[2])]
+        stuck = stuck or [(row.rank, lane, row) for lane in lanes for row in lane.waiting]
+        if not stuck:
+            return None
+        _, lane, row = min(stuck)
+        others = [entry for entry in running if entry[2] is not row]
+        if not others or row.state is not RowState.RUNNING:
+            return lane, row
+        _, other, victim = max(others)
+        other.preempt(victim)
+        lane.residency.grow(row, lane.stage.reach(row, 1))  # at once, or the victim could take it back
+        return None
+
+    def stats(self) -> dict[str, float]:
+        lanes = self.lanes.values()
+        return {
+            "rows_running": sum(len(lane.running) for lane in lanes),
+            "rows_waiting": sum(len(lane.waiting) for lane in lanes),
+            "prefix_cache_queries_total": sum(lane.residency.queried for lane in lanes),
+            "prefix_cache_hits_total": sum(lane.residency.hits for lane in lanes),
+            "preemptions_total": sum(lane.preemptions for lane in lanes),
+        }
+
+    def check(self) -> None:
+        """Raise `InternalError` unless no lane holds anything."""
+        for lane in self.lanes.values():
+            if lane.waiting or lane.running or lane.retiring or lane.residency.rows:
+                raise InternalError(f"lane {lane.stage.name} still holds rows")
+            lane.residency.check()
 
     def _level(self, runnable: list[Lane]) -> None:
         names = {lane.stage.name for lane in runnable}

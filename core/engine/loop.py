@@ -17,9 +17,10 @@ import torch
 
 from polymux.core.batch.lane import Lane
 from polymux.core.batch.plan import Plan
-from polymux.core.batch.row import Row, RowState
+from polymux.core.batch.row import Row
 from polymux.core.batch.scheduler import Scheduler
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.engine.faults import explain_fault
 from polymux.core.engine.job import Job, JobHost, Strand
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import discard, unpack
@@ -91,7 +92,7 @@ class Loop:
             root = Strand(job, program.run(job, work))
         except Exception as error:
             log.error("job %s could not start", job.id, exc_info=error)
-            self._report_failure(job.id, _user_error(error))
+            self._report_failure(job.id, explain_fault(error))
             return
         self.jobs[job.id] = job
         if job.expires is not None:
@@ -122,7 +123,7 @@ class Loop:
         else:
             self.site.device.drained()
             if not self._inflight and not self._beside and not self.host.ready:
-                self._unblock()
+                self._break_deadlock()
             elif self._beside and not self._inflight:
                 wait([ticket.work for _, ticket in self._beside if ticket.work], HOST_WAIT, FIRST_COMPLETED)
         while len(self._inflight) > (self.site.device.depth - 1 if planned is not None else 0):
@@ -176,7 +177,7 @@ class Loop:
     def _fail_plan(self, lane: Lane, plan: Plan, error: Exception) -> None:
         log.warning("%s: %d row(s) failed", lane.stage.name, len(plan.grants), exc_info=error)
         for grant in plan.grants:
-            self._fail_row(lane, grant.row, _user_error(error))
+            self._fail_row(lane, grant.row, explain_fault(error))
             lane.settle(grant.row)
 
     def _collect(self, lane: Lane, ticket: Ticket) -> None:
@@ -195,6 +196,8 @@ class Loop:
         if ticket.work is None:
             lane.charge((now - max(ticket.launched_at, self._collected_at)) * 1e3, ticket.plan.units)
             self._collected_at = now
+        for job in {grant.row.job for grant in ticket.plan.grants}:
+            job.receipt.launches += 1
         for grant in ticket.plan.grants:
             if not grant.row.job.over:
                 lane.residency.publish(grant.row)
@@ -232,7 +235,7 @@ class Loop:
             return
         if not isinstance(error, PolymuxError):
             log.error("job %s failed", job.id, exc_info=error)
-        self._report_failure(job.id, _user_error(error))
+        self._report_failure(job.id, explain_fault(error))
 
     def _end(self, job: Job) -> None:
         job.finish()
@@ -263,40 +266,28 @@ class Loop:
     def _waiting(self) -> bool:
         return any(lane.waiting or lane.running for lane in self.scheduler.lanes.values())
 
-    def _unblock(self) -> None:
-        """Nothing is in flight, and still rows want to run: the last one makes room for the first.
+    def _break_deadlock(self) -> None:
+        stuck = self.scheduler.make_room()
+        if stuck is not None:
+            error = Overloaded("the request needs more cache than this engine has; use a shorter context")
+            self._fail_row(*stuck, error)
 
-        When nobody is left to make room, the first can never get what it needs.
-        """
-        lanes = self.scheduler.lanes.values()
-        running = [(row.rank, lane, row) for lane in lanes for row in lane.running]
-        stuck = [entry for entry in running if entry[1].stage.want(entry[2])]
-        stuck = stuck or [(row.rank, lane, row) for lane in lanes for row in lane.waiting]
-        if not stuck:
-            return
-        _, lane, row = min(stuck)
-        others = [entry for entry in running if entry[2] is not row]
-        if others and row.state is RowState.RUNNING:
-            _, other, victim = max(others)
-            other.preempt(victim)
-            lane.residency.grow(row, lane.stage.reach(row, 1))  # at once, or the victim could take it back
-            return
-        error = Overloaded("the request needs more cache than this engine has; use a shorter context")
-        self._fail_row(lane, row, error)
+    def close(self) -> None:
+        """The engine stops: every program gives back what it took. One that fails to must not keep the others."""
+        for model, program in self.programs.items():
+            try:
+                program.close()
+            except Exception:
+                log.exception("model %s did not close", model)
 
     # ---- insight ----
 
     def stats(self) -> dict[str, float]:
-        lanes = self.scheduler.lanes.values()
         arena = self.site.arena
         return {
             "jobs_running": len(self.jobs),
-            "rows_running": sum(len(lane.running) for lane in lanes),
-            "rows_waiting": sum(len(lane.waiting) for lane in lanes),
+            **self.scheduler.stats(),
             "cache_usage_ratio": 1 - arena.free / arena.total,
-            "prefix_cache_queries_total": sum(lane.residency.queried for lane in lanes),
-            "prefix_cache_hits_total": sum(lane.residency.hits for lane in lanes),
-            "preemptions_total": sum(lane.preemptions for lane in lanes),
             "launches_total": self.launches,
             "generation_tokens_total": self.tokens,
             "job_failures_total": self.failures,
@@ -306,15 +297,4 @@ class Loop:
         """Raise `InternalError` unless an idle engine holds nothing. For tests, and for an idle engine."""
         if self.jobs or self._inflight or self._beside or self._roots:
             raise InternalError("the engine is not idle")
-        for lane in self.scheduler.lanes.values():
-            if lane.waiting or lane.running or lane.retiring or lane.residency.rows:
-                raise InternalError(f"lane {lane.stage.name} still holds rows")
-            lane.residency.check()
-
-
-def _user_error(error: BaseException) -> PolymuxError:
-    if isinstance(error, PolymuxError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return Overloaded("the device ran out of memory for this request; make it smaller")
-    return InternalError(f"the model failed on this request ({type(error).__name__})")
+        self.scheduler.check()

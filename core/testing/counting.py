@@ -49,6 +49,7 @@ class CountingLoop:
         self.cancelled: list[str] = []
         self.stopped: list[tuple[str, int | None]] = []
         self.submitted = 0
+        self.closed = False
 
     def handle(self, command: Command) -> None:
         match command:
@@ -97,6 +98,9 @@ class CountingLoop:
 
     def stats(self) -> dict[str, float]:
         return {"running": float(len(self.running)), "submitted": float(self.submitted)}
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def load(spec: EngineSpec) -> tuple[CountingLoop, dict[str, dict[str, Any]]]:

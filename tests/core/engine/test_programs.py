@@ -137,3 +137,26 @@ def test_a_command_that_makes_no_sense_fails_that_job() -> None:
     driver.submit("work", "m", "do", Said("not this kind"))
     driver.finish()
     assert [error.status for job in ("model", "task", "work") if (error := driver.error(job))] == [400, 400, 500]
+
+
+def test_every_program_is_closed_even_if_one_fails_to() -> None:
+    class Closing(Scripted):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            raise RuntimeError("no")
+
+    programs = {name: Closing() for name in "ab"}
+    Loop(make_site(Device()), programs).close()
+    assert [program.closed for program in programs.values()] == [1, 1]
+
+
+def test_a_receipt_counts_the_launches_its_job_was_in() -> None:
+    """Five tokens are one launch for the prompt and four more, however many others are in them."""
+    driver = Driver(Loop(site := make_site(Device()), {"m": Scripted(tokens=TokenStage("decode", Delicate(), site))}))
+    submit(driver, "long", prompt_of(1), tokens=9)
+    submit(driver, "short", prompt_of(2), tokens=5)
+    driver.finish()
+    receipts = [driver.receipt(job) for job in ("long", "short")]
+    assert [receipt and receipt.launches for receipt in receipts] == [9, 5]
