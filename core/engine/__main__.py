@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from polymux.core.engine.load import load
-from polymux.core.engine.process import main
+from typing import Any
 
-main(load)
+from polymux.core.engine.process import EngineLoop, main
+from polymux.core.engine.spec import EngineSpec
+
+
+def load_models(spec: EngineSpec) -> tuple[EngineLoop, dict[str, dict[str, Any]]]:
+    # torch takes seconds to import: by then the process has its name, and its signals are settled
+    from polymux.core.engine.load import load
+
+    return load(spec)
+
+
+main(load_models)

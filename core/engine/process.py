@@ -6,6 +6,7 @@ It owns the device, so nothing else happens here: text, media and HTTP are other
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,11 @@ LOAD_FAILED = 3
 """The exit status that says: the last report tells why the models did not load."""
 
 STATS_SECONDS = 1.0
+
+YOUNG, MIDDLE, OLD = 5_000, 20, 100
+"""The collector's thresholds. Jobs and their rows refer to each other, so it must run, but Python's own 700 objects
+are a few steps' worth."""
+
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("polymux.engine")
@@ -40,6 +46,7 @@ class EngineLoop(Protocol):
     def step(self) -> bool: ...
     def take_reports(self) -> list[Report]: ...
     def stats(self) -> dict[str, float]: ...
+    def close(self) -> None: ...
 
 
 class Port(Protocol):
@@ -55,12 +62,13 @@ Load = Callable[[EngineSpec], tuple[EngineLoop, dict[str, dict[str, Any]]]]
 """Loads what a spec names; returns the loop and the facts of each model. `core.engine.load` has the real one."""
 
 
-def drive(loop: EngineLoop, port: Port, stopping: Callable[[], bool] = lambda: False) -> None:
+def drive(loop: EngineLoop, port: Port) -> None:
     """Run the loop until `Stop`: one message of reports a step, waiting only when there is nothing to do."""
     busy, due = False, 0.0
-    while not stopping():
+    while True:
         for command in port.receive(0.0 if busy else max(0.0, due - time.monotonic())):
             if type(command) is Stop:
+                loop.close()
                 return
             loop.handle(command)
         was_busy, busy = busy, loop.step()
@@ -76,9 +84,10 @@ def drive(loop: EngineLoop, port: Port, stopping: Callable[[], bool] = lambda: F
 
 def main(load: Load) -> NoReturn:
     """The whole life of an engine process. Exit status 0: told to stop."""
-    # A terminal's Ctrl-C reaches the whole group; the gateway drains first and then stops its engines.
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The gateway drains first, and the
+    # answers it waits for come from here: an engine ends by `Stop`, or with its standard input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda signum, frame: leave(128 + signum))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     setproctitle(f"polymux engine {spec.name}")
@@ -100,11 +109,9 @@ def run(spec: EngineSpec, load: Load) -> int:
         except Exception as error:
             port.send([LoadFailed(_explain(error).to_wire())])
             return LOAD_FAILED
-        # From here on a signal must not end a step midway: what it has to say would be lost.
-        stop = threading.Event()
-        signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
+        _settle()
         port.send([Ready(facts)])
-        drive(loop, port, stop.is_set)
+        drive(loop, port)
     finally:
         port.close()
     return 0
@@ -122,6 +129,13 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def _settle() -> None:
+    """What is loaded stays: the collector need not walk it again, in the middle of somebody's step."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, MIDDLE, OLD)
+
+
 def _explain(error: Exception) -> PolymuxError:
     if isinstance(error, PolymuxError):
         return error
@@ -136,7 +150,8 @@ def _die_with_parent() -> None:
 
 
 def _watch_parent() -> None:
-    # Standard input stays open for as long as the parent lives: its end is the portable sign of death.
+    # Standard input stays open for as long as the parent wants this process: its end is the portable sign of the
+    # parent's death, and how a parent stops an engine that loads and reads no commands yet.
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(1)

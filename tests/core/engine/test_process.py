@@ -1,7 +1,8 @@
-"""The engine process by itself: it dies with its parent, and a signal ends it without a trace."""
+"""The engine process by itself: it lives as long as its parent wants it, whatever signals come, and leaves no trace."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,14 +10,17 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import psutil
 import pytest
 
 from polymux.core.engine.folder import shared_memory
 from polymux.core.engine.process import drive
-from polymux.core.engine.wire import pack
-from polymux.core.testing.counting import Count, CountingLoop
-from polymux.core.vocabulary import Command, Ended, Report, Stats, Stop, Submit, Tokens
+from polymux.core.engine.spec import EngineSpec
+from polymux.core.engine.supervisor import EngineProcess
+from polymux.core.engine.wire import INLINE_BYTES, pack
+from polymux.core.testing.counting import COMMAND, Count, CountingLoop, Echo
+from polymux.core.vocabulary import Command, Ended, Output, Report, Stats, Stop, Submit, Tokens
 
 PARENT = """
 import asyncio, sys
@@ -54,17 +58,28 @@ def test_the_engine_dies_when_its_parent_is_killed(slow: str) -> None:
     wait_until_gone(engine)
 
 
-def test_a_terminated_engine_removes_its_shared_memory() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, "0"], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    engine = psutil.Process(int(parent.stdout.readline()))
-    os.kill(engine.pid, signal.SIGINT)
-    os.kill(engine.pid, signal.SIGTERM)
-    wait_until_gone(engine)
-    parent.terminate()
-    parent.wait()
-    parent.stdout.close()
-    assert not list(shared_memory().glob(f"polymux-{engine.pid}-*"))
+def test_signals_to_the_group_leave_the_engine_to_its_gateway() -> None:
+    """Ctrl-C and a service manager's SIGTERM reach it too, but the answers that a gateway drains come from it."""
+
+    async def go() -> int:
+        engine = EngineProcess(EngineSpec(name="patient"), command=COMMAND)
+        await engine.start()
+        await engine.wait_ready()
+        pid = engine.pid or 0
+        stream = engine.submit(Submit("j", "counter", "count", pack(Count(10**9, pause=0.001))))
+        await anext(stream)
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        while (await anext(stream)).ids[-1] < 100:  # type: ignore[union-attr]
+            pass
+        large = engine.submit(Submit("large", "counter", "echo", pack(Echo(np.zeros(INLINE_BYTES)))))
+        assert [type(event) async for event in large] == [Output, Ended]
+        assert list(shared_memory().glob(f"polymux-{pid}-*"))
+        await engine.stop()
+        return pid
+
+    pid = asyncio.run(go())
+    assert not list(shared_memory().glob(f"polymux-{pid}-*")), "stopped, it leaves no shared memory"
 
 
 class Script:
@@ -88,7 +103,9 @@ class Script:
 def test_one_message_a_step_and_no_waiting_while_busy() -> None:
     submits: list[Command] = [Submit(job, "counter", "count", pack(Count(2))) for job in ("a", "b")]
     port = Script(submits, [], [], [], [Stop()])
-    drive(CountingLoop(), port)
+    loop = CountingLoop()
+    drive(loop, port)
+    assert loop.closed
     assert port.messages[:3] == [
         [Tokens("a", 0, [0]), Tokens("b", 0, [0])],
         [Tokens("a", 0, [1]), Tokens("b", 0, [1])],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -68,6 +69,24 @@ def test_jobs_run_side_by_side_and_end() -> None:
         await is_refused(counter, "stopped")
 
     asyncio.run(go())
+
+
+def test_waiting_threads_sleep_unless_the_user_wants_them_to_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spinning OpenMP threads make a busy machine of few cores several times slower."""
+
+    code = "import os, sys; sys.stdin.readline(); sys.exit(os.environ['OMP_WAIT_POLICY'] != sys.argv[1])"
+
+    async def go(policy: str) -> None:
+        counter = EngineProcess(EngineSpec(name="counter"), command=(sys.executable, "-c", code, policy))
+        await counter.start()
+        with pytest.raises(ModelError, match="exited with status 0"):
+            await counter.wait_ready()
+        await counter.stop()
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    asyncio.run(go("PASSIVE"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    asyncio.run(go("ACTIVE"))
 
 
 def test_large_arrays_cross_as_leases_in_both_directions() -> None:
