@@ -91,9 +91,6 @@ class Drawer:
             watched=watched,
         )
 
-    def _gather_rules(self, rows: list[TokenRow]) -> list[RuleUse]:
-        return self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows])
-
     def _mask(self, rows: list[TokenRow]) -> list[RuleUse]:
         guides: list[Guide] = []
         places: list[int] = []

@@ -13,7 +13,6 @@ import time
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.residency import Residency
 from polymux.core.batch.row import Row, RowState
-from polymux.core.batch.sequence import TokenRow
 from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 
@@ -172,8 +171,7 @@ class Lane:
             return
         row.again = False
         row.state = RowState.WAITING
-        if isinstance(row, TokenRow):
-            row.preempted += 1
+        row.preempted += 1
         self.enqueue(row)
 
     @staticmethod

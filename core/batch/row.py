@@ -83,6 +83,8 @@ class Row:
         self.keeps = False
         """When the row ends, its blocks become `holding` and belong to the job."""
         self.holding: Holding | None = None
+        self.preempted = 0
+        """How often it made room for others and began again."""
         self.ended = Signal()
         self.queued_at = time.monotonic()
         self.admitted_at: float | None = None

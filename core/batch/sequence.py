@@ -70,7 +70,6 @@ class TokenRow(Row):
         """Logprobs of the request's watched tokens, once the first token is known."""
         self.scores: list[tuple[float, list[tuple[int, float]]]] = []
         """Per prompt token but the first, as far as they are computed."""
-        self.preempted = 0
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0

@@ -102,6 +102,3 @@ class Stage(ABC):
 
     @abstractmethod
     def collect(self, ticket: Ticket) -> Outcomes: ...
-
-    def close(self) -> None:
-        """Drop the weights."""
