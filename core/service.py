@@ -13,6 +13,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -75,12 +76,12 @@ class Service:
 
     @property
     def stats(self) -> dict[str, float]:
-        """The engines' gauges and counters, summed."""
-        total: dict[str, float] = {}
+        """The engines' gauges and counters, summed; of a ratio the mean."""
+        told: dict[str, list[float]] = {}
         for engine in self.engines:
             for name, value in engine.stats.items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+                told.setdefault(name, []).append(value)
+        return {name: fmean(values) if name.endswith("_ratio") else sum(values) for name, values in told.items()}
 
     def names(self) -> list[str]:
         """The models' own names, without aliases, in the order they were given."""

@@ -152,6 +152,17 @@ def test_models_are_found_by_name_and_alias_and_described() -> None:
     asyncio.run(go())
 
 
+def test_numbers_of_several_engines_are_summed_and_ratios_are_not() -> None:
+    async def go() -> None:
+        engines = [LocalEngine({}, make_loop=CountingLoop, name=name) for name in "ab"]
+        service = Service(Served(engine.name, ("count",), CountFront(), engine) for engine in engines)
+        engines[0].stats = {"jobs_running": 3.0, "cache_usage_ratio": 0.9}
+        engines[1].stats = {"jobs_running": 1.0, "cache_usage_ratio": 0.3}
+        assert service.stats == {"jobs_running": 4.0, "cache_usage_ratio": pytest.approx(0.6)}
+
+    asyncio.run(go())
+
+
 def test_two_models_cannot_share_a_name() -> None:
     async def go() -> None:
         engine = LocalEngine({}, make_loop=CountingLoop)
