@@ -23,6 +23,7 @@ from polymux.gateway.routes import (
     health,
     models,
     ranking,
+    responses,
     speech,
     tasks,
     tokens,
@@ -53,6 +54,7 @@ def create_app(
     endpoints = [
         chat.ENDPOINT,
         completions.ENDPOINT,
+        responses.ENDPOINT,
         embeddings.ENDPOINT,
         *ranking.ENDPOINTS,
         *tokens.ENDPOINTS,
