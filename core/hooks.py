@@ -43,7 +43,11 @@ def model_sources() -> list[ModelSource]:  # type: ignore[empty-body]
 
 @hookspec
 def attention_backends() -> list[AttentionBackend]:  # type: ignore[empty-body]
-    """Attention implementations; each says on which devices and shapes it can run, and is probed at start."""
+    """Attention implementations; each says on which devices and shapes it can run, and is probed at start.
+
+    The first that refuses nothing is taken, a plugin's before core's own. Called in engines only: this hook alone may
+    import torch.
+    """
 
 
 @hookspec

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.models import ModelSource
 from polymux.core.tasks import BUILT_IN
 from polymux.core.vocabulary import Task
+
+if TYPE_CHECKING:
+    from polymux.core.compute.attention import AttentionBackend
 
 
 @hookimpl
@@ -20,6 +24,18 @@ def model_sources() -> list[ModelSource]:
     from polymux.core.models.sources import BUILT_IN_SOURCES
 
     return list(BUILT_IN_SOURCES)
+
+
+@hookimpl
+def attention_backends() -> list[AttentionBackend]:
+    import torch
+
+    # triton comes with torch's CUDA builds; where it can do nothing it would cost two seconds and 150 MB
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return []
+    from polymux.core.compute.triton.attention import TritonAttention
+
+    return [TritonAttention()]
 
 
 @hookimpl

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from polymux.core.cli.output import print_json, print_table
+from polymux.core.config import PluginSettings
 from polymux.core.models.cache import find_home
 from polymux.core.plugins import Plugins
 
@@ -27,6 +28,13 @@ devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(
 print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}))
 """
 """Heavy imports are probed in a process of their own: a broken build may end it, or hang."""
+
+ATTENTION_PROBE = """
+import json
+from polymux.core.plugins import load_plugins
+plugins = load_plugins({dirs!r}, {disable!r})
+print(json.dumps([backend.name for backend in plugins.attention_backends()]))
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def examine(ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json", 
         check_python,
         check_torch,
         check_torchaudio,
-        lambda: check_attention(ctx.obj.plugins),
+        lambda: check_attention(ctx.obj.settings.plugins),
         lambda: check_plugins(ctx.obj.plugins),
         check_cache,
         check_disk,
@@ -97,8 +105,12 @@ def explain_torchaudio(installed: str) -> str:
     )
 
 
-def check_attention(plugins: Plugins) -> Finding:
-    names = [backend.name for backend in plugins.attention_backends()]
+def check_attention(plugins: PluginSettings) -> Finding:
+    code = ATTENTION_PROBE.format(dirs=[str(folder) for folder in plugins.dirs], disable=list(plugins.disable))
+    try:
+        names = json.loads(probe(code))
+    except ProbeFailed as error:
+        return Finding("attention", "broken", str(error), "See torch above, and `polymux plugins`")
     return Finding("attention", "ok", ", ".join([*names, "sdpa (reference)"]))
 
 

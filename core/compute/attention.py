@@ -166,7 +166,10 @@ def choose_attention(
 
     reasons = []
     for backend in (*backends, SdpaAttention()):
-        reason = backend.refuses(device, dtype, dim)
+        try:
+            reason = backend.refuses(device, dtype, dim)
+        except Exception as error:  # a stranger's probe that breaks costs its backend, not every model
+            reason = f"its probe failed ({type(error).__name__}: {error})"
         if reason is None:
             return backend
         reasons.append(f"{backend.name}: {reason}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -20,6 +20,9 @@ from polymux.core.models import ModelFiles, ModelSource
 from polymux.core.pipeline import Pipeline
 from polymux.core.plugins.plugin import Fault, Plugin, locate
 from polymux.core.vocabulary import API_LEVEL, NamedModel, Task
+
+if TYPE_CHECKING:
+    from polymux.core.compute.attention import AttentionBackend
 
 GROUP = "polymux"
 OLDEST_API_LEVEL = 1
@@ -57,8 +60,9 @@ class Plugins:
     def model_sources(self) -> list[ModelSource]:
         return self._collect("model_sources")
 
-    def attention_backends(self) -> list[Any]:
-        return self._collect("attention_backends")
+    def attention_backends(self) -> list[AttentionBackend]:
+        """In the order in which they are to be tried: a plugin's before core's own. Imports torch."""
+        return self._collect("attention_backends")[::-1]
 
     def routes(self) -> list[Any]:
         return self._collect("routes")
@@ -207,9 +211,14 @@ def check_answer(hook: str, values: Any, taken: dict[str, str]) -> None:
     """Raise `PluginError` unless `values` is a list of what the hook asks for, under names not yet `taken`."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise PluginError(f"it returned {type(values).__name__}, not a list")
-    if hook not in KINDS:
+    if hook == "attention_backends":
+        from polymux.core.compute.attention import AttentionBackend  # only engines ask, and they have torch
+
+        kind, key = AttentionBackend, "name"
+    elif hook in KINDS:
+        kind, key = KINDS[hook]
+    else:
         return
-    kind, key = KINDS[hook]
     seen = dict(taken)
     for value in values:
         if not isinstance(value, kind):

@@ -220,6 +220,24 @@ def test_a_model_that_nobody_accepts_is_an_error_that_names_it(tmp_path):
         plugins.choose_pipeline(ModelFiles("./model", tmp_path))
 
 
+def test_a_plugins_attention_is_tried_before_the_one_of_those_registered_earlier(tmp_path):
+    """Core registers first: its backends would otherwise always win."""
+    code = """
+from polymux import hookimpl
+from polymux.core.compute.sdpa import SdpaAttention
+class {0}(SdpaAttention):
+    name = "{0}"
+@hookimpl
+def attention_backends():
+    return [{0}()]
+"""
+    broken = "from polymux import hookimpl\n@hookimpl\ndef attention_backends(): return ['fast']"
+    folder = write(tmp_path, a=code.format("first"), b=code.format("second"), c=broken)
+    plugins = load_plugins([folder])
+    assert [backend.name for backend in plugins.attention_backends()][:2] == ["second", "first"]
+    assert "a str where a AttentionBackend belongs" in str(find(plugins, "c").fault)
+
+
 def test_every_hook_is_called_once(tmp_path):
     calls = []
     module = ModuleType("counted")
@@ -239,6 +257,6 @@ def test_the_description_serves_people_and_programs(tmp_path):
         "origin": "built-in",
         "status": "enabled",
         "api_level": 1,
-        "hooks": ["commands", "model_sources", "tasks"],
+        "hooks": ["attention_backends", "commands", "model_sources", "tasks"],
         "reason": None,
     }

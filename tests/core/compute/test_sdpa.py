@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polymux.core.compute.attention import AttentionOptions, PackedContext, PagedBatch, PagedContext
+from polymux.core.compute.attention import AttentionOptions, PackedContext, PagedBatch, PagedContext, choose_attention
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.errors import InternalError
 
@@ -165,3 +165,18 @@ def test_cross_attention_without_slabs_is_an_error() -> None:
     context = PagedContext(BACKEND, torch.empty(0), make_batch([[0]], [(0, 1)], 4))
     with pytest.raises(InternalError, match="without slabs"):
         context.attend_slab(0, torch.empty(0, 1, DIM), AttentionOptions(scale=1.0))
+
+
+def test_a_backend_whose_probe_breaks_costs_itself_alone() -> None:
+    class Broken(SdpaAttention):
+        name = "broken"
+
+        def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+            raise OSError("a library is missing")
+
+    class Picky(SdpaAttention):
+        def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+            return "not today"
+
+    chosen = choose_attention([Broken(), Picky()], torch.device("cpu"), torch.float32, 64)
+    assert type(chosen) is SdpaAttention
