@@ -119,6 +119,8 @@ class ChoiceEnded(msgspec.Struct):
 
     index: int
     reason: str
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 class Done(msgspec.Struct, omit_defaults=True):

@@ -15,7 +15,10 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/docs", "/openapi.json"})
 
 
 class Auth:
-    """Asks for `Authorization: Bearer KEY` when there are keys. Closed by default: new paths need no thought."""
+    """Asks for `Authorization: Bearer KEY`, or `X-Api-Key: KEY`, when there are keys.
+
+    Closed by default: new paths need no thought.
+    """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
@@ -33,9 +36,10 @@ class Auth:
     def _admits(self, scope: Scope) -> bool:
         """Compares digests, all of them: neither the length nor the place of a difference shows in the time."""
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(sent) != 1:
+        bare = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        if len(sent) + len(bare) != 1:
             return False
-        scheme, _, token = sent[0].partition(b" ")
+        scheme, _, token = sent[0].partition(b" ") if sent else (b"bearer", b"", bare[0])
         digest = _digest(token.strip())
         matches = [hmac.compare_digest(digest, each) for each in self.digests]
         return scheme.lower() == b"bearer" and any(matches)

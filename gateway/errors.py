@@ -47,15 +47,17 @@ def describe_error(error: PolymuxError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def answer_error(error: PolymuxError, headers: dict[str, str] | None = None) -> Response:
+def answer_error(
+    error: PolymuxError, headers: dict[str, str] | None = None, body: dict[str, Any] | None = None
+) -> Response:
     """The response for `error`, with Retry-After (whole seconds, at least 1) where it helps."""
     headers = dict(headers or {})
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    body = msgspec.json.encode(describe_error(error))
-    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
+    content = msgspec.json.encode(body or describe_error(error))
+    return Response(content, status_code=error.status, headers=headers, media_type="application/json")
 
 
 def explain_validation(error: ValidationError) -> InvalidRequest:

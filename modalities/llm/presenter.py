@@ -123,7 +123,8 @@ class GeneratePresenter(Presenter):
         choice.reason = "stop" if choice.stops.matched is not None else reason
         told = self._tell(choice, parts)
         called = choice.reader.called and choice.reason == "stop"
-        return [*told, ChoiceEnded(choice.index, "tool_calls" if called else choice.reason)]
+        reason = "tool_calls" if called else choice.reason
+        return [*told, ChoiceEnded(choice.index, reason, choice.stops.matched)]
 
     def _tell(self, choice: Choice, parts: Sequence[Part]) -> list[msgspec.Struct]:
         """Neighbours of a kind are told together; the scores of all with the first."""

@@ -63,13 +63,14 @@ def open_service(*, thinks: bool = False) -> Service:
 
 
 @asynccontextmanager
-async def serve_tiny(*, thinks: bool = False) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_tiny(*, thinks: bool = False, library: Any = httpx) -> AsyncIterator[Any]:
+    """`library`: the HTTP client whose transport the official client insists on."""
     service = open_service(thinks=thinks)
     await service.start()
     await service.wait_ready()
-    transport = httpx.ASGITransport(create_app(service))
+    transport = library.ASGITransport(create_app(service))
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as client:
+        async with library.AsyncClient(transport=transport, base_url="http://tiny") as client:
             yield client
     finally:
         await service.stop()
@@ -81,7 +82,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def serve() -> Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]:
+def serve() -> Callable[..., AbstractAsyncContextManager[Any]]:
     """`async with serve(thinks=True) as http:` the tiny model behind a gateway."""
     return serve_tiny
 
