@@ -185,8 +185,15 @@ class CallReader(Reader):
         if self.called:
             return []
         if self._state == "header":
+            if self._format.begin and self._begins_call(text):
+                return []  # cut off before its name: there is nothing to tell of it
             text = self._format.begin + text
         return [Part("text", text, end)] if text else []
+
+    def _begins_call(self, text: str) -> bool:
+        """Whether a call could go on from here; if not, the mark was a word like any other."""
+        head = text.lstrip()
+        return self._format.layout == "named" or not head or head[0] in "{["
 
     def _step(self, end: int) -> list[Part] | None:
         """What the buffer tells next; None when it must grow first."""

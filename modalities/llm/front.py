@@ -98,8 +98,7 @@ class GenerateFront(Front):
     def _read_chat(self, ask: Chat) -> tuple[list[int], Manner]:
         if self.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="model")
-        tools, options = self.habits.tools_shown(ask), self.habits.template_options(ask)
-        text = self.template.render(ask.messages, tools=tools, options=options)
+        text = self.habits.render(ask, self.template)
         # The template wrote the special tokens itself.
         ids = self._encode(text, "messages", special=False)
         if not ids:

@@ -7,11 +7,12 @@ from typing import Any
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Chat
-from polymux.core.text.calls import MAX_TOOLS, CallFormat, CallReader, Tool, find_format, write_calls
+from polymux.core.text.calls import HERMES, MAX_TOOLS, CallFormat, CallReader, Tool, find_format, write_calls
 from polymux.core.text.grammar import Grammars, after_thought, write_grammar
 from polymux.core.text.parts import PlainReader, Reader, ThoughtReader
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
+from polymux.core.text.toolprompt import introduce
 from polymux.modalities.llm.work import Guidance, Thought
 
 MARKS = (
@@ -61,6 +62,10 @@ class Habits:
         self._grammars = grammars
         self.marks = find_marks(tokenizer)
         self.calls = find_format(template.source(tools=True)) if template is not None else None
+        self.wordless = template is not None and "tools" not in template.source(tools=True)
+        """The template knows no tools: they are shown in words."""
+        if self.wordless:
+            self.calls = HERMES
         texts = [self.marks.begin, self.marks.end] if self.marks is not None else []
         if self.calls is not None:
             texts += [self.calls.begin, self.calls.end, self.calls.middle, self.calls.prefix]
@@ -81,6 +86,13 @@ class Habits:
         if ask.effort == "none" and self.marks is None:
             return ask.template_options
         raise InvalidRequest("This model has no setting for how much it thinks.", param="reasoning_effort")
+
+    def render(self, ask: Chat, template: ChatTemplate) -> str:
+        """The prompt. Raises `InvalidRequest`."""
+        messages, tools = ask.messages, self.tools_shown(ask)
+        if self.wordless:
+            messages, tools = introduce(messages, tools), None
+        return template.render(messages, tools=tools, options=self.template_options(ask))
 
     def tools_shown(self, ask: Chat) -> list[dict[str, Any]] | None:
         """The tools that the template is given: none when none may be called. Raises `InvalidRequest`."""
