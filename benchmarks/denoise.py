@@ -10,8 +10,6 @@ at a time, in the same run. Needs an accelerator.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
+from ledger import RESULTS, record
 
 from polymux.core.batch.denoise import DenoiseStage
 from polymux.core.batch.trajectory import DenoiseRequest
@@ -32,7 +31,6 @@ from polymux.core.testing.denoising import DenoiseProgram, DenoiseWork, flow_sch
 from polymux.core.testing.drive import Driver
 from polymux.modalities.diffusion import flux
 
-RESULTS = Path(__file__).parent / "results" / "RESULTS.jsonl"
 TEXT = 512
 STEPS = 200
 """More than any measurement runs, so that every row is in its steady state."""
@@ -150,23 +148,19 @@ def main() -> None:
         transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
     model = flux.FluxDenoiser(transformer)
     peers = {side: measure_peer(side, transformer) for side in (1024, 512)}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     for case in CASES:
         result = measure_case(case, model)
         print(f"{case.name:60} {result}  peer {peers[case.side]:.1f}", flush=True)
-        line = {
-            "benchmark": "denoise",
-            "metric": f"FLUX.1-dev shape, {case.name}: one step of one picture",
-            "value": round(result["picture_ms"], 2),
-            "unit": "ms",
-            "peer": f"diffusers, one picture at a time, {'eager' if arguments.eager else 'compiled'}",
-            "peer_value": round(peers[case.side], 2),
-            "hardware": torch.cuda.get_device_name(),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": commit.stdout.strip(),
-        }
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        record(
+            "denoise",
+            f"FLUX.1-dev shape, {case.name}: one step of one picture",
+            result["picture_ms"],
+            "ms",
+            peer=f"diffusers, one picture at a time, {'eager' if arguments.eager else 'compiled'}",
+            peer_value=peers[case.side],
+            hardware=torch.cuda.get_device_name(),
+            results=arguments.out,
+        )
 
 
 if __name__ == "__main__":

@@ -19,16 +19,16 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "RESULTS.jsonl"
+from ledger import RESULTS, describe_cpu, record
+
+PEER = "bare Starlette echo"
 TOKENS = 16
 BODY = {
     "model": "stub",
@@ -205,8 +205,9 @@ def measure(port: int, streamed: bool, rate: float, seconds: float) -> dict[str,
 # ---- the report ----------------------------------------------------------------------------------------------------
 
 
-def compare(rate: float, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    lines = []
+def compare(rate: float, seconds: float, rounds: int) -> list[tuple[str, float, float]]:
+    """(metric, ours, the peer's), medians of the rounds."""
+    figures = []
     with start("gateway") as gateway, start("peer") as peer:
         for streamed in (False, True):
             ours, theirs = [], []
@@ -216,25 +217,8 @@ def compare(rate: float, seconds: float, rounds: int) -> list[dict[str, Any]]:
             for metric in ours[0]:
                 value = statistics.median(each[metric] for each in ours)
                 peer_value = statistics.median(each[metric] for each in theirs)
-                lines.append(
-                    describe(f"{'stream' if streamed else 'whole'}_{metric}_at_{rate:.0f}_per_s", value, peer_value)
-                )
-    return lines
-
-
-def describe(metric: str, value: float, peer_value: float) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "benchmark": "gateway",
-        "metric": metric,
-        "value": round(value, 3),
-        "unit": "ms",
-        "peer": "bare Starlette echo",
-        "peer_value": round(peer_value, 3),
-        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}{', scheduled first' if is_first() else ''}",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip(),
-    }
+                figures.append((f"{'stream' if streamed else 'whole'}_{metric}_at_{rate:.0f}_per_s", value, peer_value))
+    return figures
 
 
 def is_first() -> bool:
@@ -252,14 +236,13 @@ def main() -> int:
     if options.serve:
         {"gateway": serve_gateway, "peer": serve_peer}[options.serve]()
         return 0
-    lines = compare(options.rate, options.seconds, options.rounds)
-    for line in lines:
-        print(json.dumps(line))
-    if options.record:
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    return int(any(line["value"] > limit for line in lines for key, limit in LIMITS.items() if key in line["metric"]))
+    figures = compare(options.rate, options.seconds, options.rounds)
+    hardware = describe_cpu() + (", scheduled first" if is_first() else "")
+    for metric, value, peer_value in figures:
+        print(f"{metric}: {value:.2f} ms, {PEER} {peer_value:.2f} ms")
+        if options.record:
+            record("gateway", metric, value, "ms", peer=PEER, peer_value=peer_value, hardware=hardware)
+    return int(any(value > limit for metric, value, _ in figures for key, limit in LIMITS.items() if key in metric))
 
 
 if __name__ == "__main__":

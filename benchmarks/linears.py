@@ -10,17 +10,15 @@ more are a prompt, of which the last does. Ways take turns within a repeat: othe
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from ledger import RESULTS, record
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -30,7 +28,7 @@ LAYERS = 30
 LAYER = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
 HEAD = (49152, 576)
 DECODE_ROWS = 16
-RESULTS = Path(__file__).parent / "results" / "RESULTS.jsonl"
+
 PEER = "torch float32"
 
 Product = Callable[[Tensor], Tensor]
@@ -77,27 +75,6 @@ def describe_hardware(threads: int) -> str:
     return f"{model}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, {threads} threads"
 
 
-def record(rows: int, times: dict[str, list[float]], threads: int) -> None:
-    """Append one line per way to the results."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=RESULTS.parents[2], capture_output=True, text=True, check=True).stdout.strip()
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
-        for name in times.keys() - {PEER}:
-            line = {
-                "benchmark": "linears",
-                "metric": f"{name}, {rows} rows",
-                "value": round(statistics.median(times[name]), 2),
-                "unit": "ms/step",
-                "peer": PEER,
-                "peer_value": round(statistics.median(times[PEER]), 2),
-                "hardware": describe_hardware(threads),
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-                "commit": commit,
-            }
-            file.write(json.dumps(line) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -117,7 +94,16 @@ def main() -> None:
                 median = statistics.median(values)
                 print(f"| {rows} | {name} | {median:.1f} | {min(values):.1f} | {peer / median:.2f} |", flush=True)
             if arguments.record:
-                record(rows, times, arguments.threads)
+                for name in times.keys() - {PEER}:
+                    record(
+                        "linears",
+                        f"{name}, {rows} rows",
+                        statistics.median(times[name]),
+                        "ms/step",
+                        peer=PEER,
+                        peer_value=peer,
+                        hardware=describe_hardware(arguments.threads),
+                    )
 
 
 if __name__ == "__main__":
