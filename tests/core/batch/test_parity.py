@@ -2,7 +2,7 @@
 
 Tiny random models in float32, against transformers one by one: greedy tokens equal, logprobs within 2e-4, for any mix
 of batch and chunk and block size, cache size (a small one preempts), shared prefixes, joins, leaves, branches and
-launch-ahead. After every example the engine proves that it holds nothing.
+launch-ahead, on both tiers. After every example the engine proves that it holds nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymux.core.batch.tokens import TokenStage
+from polymux.core.batch.tokens import TokenModel, TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.compute.fast import FastDecoder, accelerate
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.tasks import Sampling
@@ -58,14 +59,23 @@ class Truth:
 
 
 @cache
-def decoder_of(family: str) -> tuple[TransformersDecoder, torch.nn.Module]:
-    model = build(DECODERS[family])
-    return TransformersDecoder(copy.deepcopy(model)), model
+def model_of(family: str) -> torch.nn.Module:
+    return build(DECODERS[family])
+
+
+@cache
+def decoder_of(family: str, fast: bool) -> TokenModel:
+    reference = TransformersDecoder(copy.deepcopy(model_of(family)))
+    if not fast:
+        return reference
+    decoder = accelerate(reference)
+    assert isinstance(decoder, FastDecoder)
+    return decoder
 
 
 @cache
 def truth_of(family: str, prompt: int) -> Truth:
-    model = decoder_of(family)[1]
+    model = model_of(family)
     ids = torch.tensor([PROMPTS[prompt]])
     result = model.generate(
         ids,
@@ -108,9 +118,11 @@ class Engine:
     room: int | None
     """Tokens that the cache holds; None: plenty."""
     deterministic: bool
+    fast: bool = False
+    """The fast tier in place of the reference."""
 
     def open(self) -> Driver:
-        decoder, _ = decoder_of(self.family)
+        decoder = decoder_of(self.family, self.fast)
         shape = decoder.shape
         bytes_of_block = shape.layers * 2 * self.block * shape.kv_heads * shape.head_dim * 4
         superpage = 4 * (-(-bytes_of_block // 512) * 512)
@@ -150,6 +162,7 @@ engines = st.builds(
     block=st.sampled_from([2, 4, 16]),
     room=st.sampled_from([None, 48, 64]),
     deterministic=st.booleans(),
+    fast=st.booleans(),
 )
 
 
@@ -205,7 +218,7 @@ def check_choice(driver: Driver, job: str, choice: int, truth: Truth, request: R
         assert [value for _, value in best] == pytest.approx(wanted, abs=2e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(engines, st.lists(requests, min_size=1, max_size=7))
 def test_tokens_are_those_of_generate(engine: Engine, asked: list[Request]) -> None:
     check(engine, asked)
