@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
 from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_tables
 from polymux.core.compute.fast.operations import RotaryTable, choose_operations
-from polymux.core.compute.fast.structure import Unfamiliar, find_backbone, read_layers, read_norm
+from polymux.core.compute.fast.structure import LayerParts, Norm, Unfamiliar, find_backbone, read_layers, read_norm
 from polymux.core.compute.sdpa import SdpaAttention
 
 log = logging.getLogger("polymux.engine")
@@ -31,15 +32,33 @@ def accelerate(
     """The fast tier of a decoder, or the reference itself where its structure is unfamiliar.
 
     `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables. The check runs before
-    any quantization, with the same attention on both sides, and takes two small forward passes.
+    any quantization, with the same attention on both sides, and takes one small forward pass of each.
     """
     try:
-        fast = _build(reference, None, positions)
-        _compare(reference, fast)
-        return fast if make is None else _build(reference, make, positions)
+        sketch = _read(reference, positions)
+        fast = _assemble(reference, sketch, None)
+        _compare(sketch, fast)
+        if make is None:
+            return fast
+        del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
+        return _assemble(reference, sketch, make)
     except Unfamiliar as reason:
         log.warning("%s runs on the reference tier: %s", type(reference.model).__name__, reason)
         return reference
+
+
+@dataclass
+class _Sketch:
+    """What was read of a reference: its parts, and what it said to the batch it is checked with."""
+
+    layers: list[LayerParts]
+    options: dict[int, AttentionOptions]
+    rotary: dict[str | None, RotaryTable]
+    norm: Norm
+    head: nn.Linear
+    batch: TokenBatch
+    expected: Tensor
+    """(T, vocabulary) float32."""
 
 
 class _Recorder(PackedContext):
@@ -63,16 +82,13 @@ def _check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
     return TokenBatch(ids, places, everything, everything, _Recorder(starts))
 
 
-def _build(reference: TransformersDecoder, make: MakeLinear | None, positions: int | None) -> FastDecoder:
+def _read(reference: TransformersDecoder, positions: int | None) -> _Sketch:
     model, shape = reference.model, reference.shape
-    config = model.config
     backbone = find_backbone(model)
-    operations = choose_operations(_device_of(model))
-    make = make or operations.linear
     layers = read_layers(model)
     batch = _check_batch(shape.vocabulary, _device_of(model))
     with torch.inference_mode():
-        reference.forward(batch)
+        expected = reference.forward(batch).float()
     recorder = batch.context
     if not isinstance(recorder, _Recorder) or set(recorder.options) != set(range(len(layers))):
         raise Unfamiliar("its layers do not attend once each")
@@ -81,14 +97,21 @@ def _build(reference: TransformersDecoder, make: MakeLinear | None, positions: i
     tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):
         raise Unfamiliar("only a part of each head is rotated")
-    rotary = {kind: RotaryTable(table) for kind, table in tables.items()}
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise Unfamiliar("its head is no linear layer")
+    rotary = {kind: RotaryTable(table) for kind, table in tables.items()}
+    return _Sketch(layers, dict(recorder.options), rotary, read_norm(backbone.norm), head, batch, expected)
+
+
+def _assemble(reference: TransformersDecoder, sketch: _Sketch, make: MakeLinear | None) -> FastDecoder:
+    model, head = reference.model, sketch.head
+    operations = choose_operations(_device_of(model))
+    make = make or operations.linear
     return FastDecoder(
-        shape,
-        config.num_attention_heads,
-        backbone.embed_tokens,
+        reference.shape,
+        model.config.num_attention_heads,
+        find_backbone(model).embed_tokens,
         [
             FastLayer(
                 input_norm=parts.input_norm,
@@ -100,24 +123,24 @@ def _build(reference: TransformersDecoder, make: MakeLinear | None, positions: i
                 mlp_norm=parts.mlp_norm,
                 mlp=build_mlp(parts, make),
                 mlp_out_norm=parts.mlp_out_norm,
-                rotary=rotary[parts.kind],
-                options=recorder.options[index],
+                rotary=sketch.rotary[parts.kind],
+                options=sketch.options[index],
             )
-            for index, parts in enumerate(layers)
+            for index, parts in enumerate(sketch.layers)
         ],
-        read_norm(backbone.norm),
+        sketch.norm,
         make(head.weight.detach(), None if head.bias is None else head.bias.detach()),
-        getattr(config, "final_logit_softcapping", None),
+        getattr(model.config, "final_logit_softcapping", None),
         operations,
     )
 
 
-def _compare(reference: TransformersDecoder, fast: FastDecoder) -> None:
-    batch = _check_batch(reference.shape.vocabulary, _device_of(reference.model))
+def _compare(sketch: _Sketch, fast: FastDecoder) -> None:
+    expected = sketch.expected
     with torch.inference_mode():
-        expected, found = reference.forward(batch).float(), fast.forward(batch).float()
+        found = fast.forward(sketch.batch).float()
     difference = ((found - expected).abs().max() / expected.abs().max()).item()
-    if not difference <= TOLERANCE[reference.shape.dtype]:
+    if not difference <= TOLERANCE[fast.shape.dtype]:
         raise Unfamiliar(f"put together from its parts it computes something else (off by {difference:.2g})")
 
 
