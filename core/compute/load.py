@@ -10,11 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from polymux.core.batch.tokens import TokenModel
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast import accelerate
-from polymux.core.compute.int8 import Int8Linear
+from polymux.core.compute.quantization import find_quantization
 from polymux.core.errors import ConfigError, ModelError
 
 TIERS = ("fast", "reference")
-QUANTIZATIONS = {"int8": Int8Linear}
 
 
 def load_decoder(
@@ -33,10 +32,9 @@ def load_decoder(
     """
     if tier not in TIERS:
         raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization {quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}")
-    if quantization is not None and (tier != "fast" or device.type != "cpu"):
-        raise ConfigError(f"quantization {quantization!r} runs on the fast tier of a CPU only", param="quantization")
+    make = find_quantization(quantization, device)
+    if make is not None and tier != "fast":
+        raise ConfigError(f"quantization {quantization!r} needs the fast tier", param="quantization")
     config = AutoConfig.from_pretrained(folder)
     read_shape(config, dtype)
     try:
@@ -46,4 +44,4 @@ def load_decoder(
     reference = TransformersDecoder(model.to(device))
     if tier == "reference":
         return reference
-    return accelerate(reference, QUANTIZATIONS[quantization] if quantization else None, positions)
+    return accelerate(reference, make, positions)

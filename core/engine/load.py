@@ -17,6 +17,9 @@ from polymux.core.models import ModelFiles
 from polymux.core.pipeline import Program
 from polymux.core.plugins import Plugins, load_plugins
 
+STATED = ("quantization", "deterministic")
+"""Options of a model that its facts repeat: what a user gets is said where the model is listed."""
+
 log = logging.getLogger("polymux.engine")
 
 
@@ -34,6 +37,7 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
         programs[model.name] = load_program(model, plugins, site)
         facts[model.name] = {
             **programs[model.name].describe(),
+            **{name: model.options[name] for name in STATED if name in model.options},
             "load_seconds": round(time.monotonic() - began, 3),
         }
     return Loop(site, programs), facts

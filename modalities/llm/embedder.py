@@ -14,6 +14,7 @@ from transformers import AutoModel
 
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.compute.attention import PackedContext
+from polymux.core.compute.quantization import quantize_model
 from polymux.core.compute.reference import KEYWORD, prepare_reference
 from polymux.modalities.llm.modules import Dense, read_modules
 
@@ -52,10 +53,12 @@ class TextEmbedder(OneShotModel):
         self._typed = bool(getattr(model.config, "type_vocab_size", 0))
 
     @classmethod
-    def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype) -> TextEmbedder:
-        """From a model folder. Raises `ModelError` for a module that is not supported."""
+    def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype, quantization: str | None = None) -> TextEmbedder:
+        """From a model folder. Raises `ModelError` for a module that is not supported, `ConfigError` for an unknown
+        quantization."""
         modules = read_modules(files)
         model = AutoModel.from_pretrained(files.folder, dtype=dtype).to(site.device.torch)
+        quantize_model(model, quantization, site.device.torch)
         layers = [layer for dense in modules.dense for layer in load_dense(files, dense)]
         return cls(model, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
 

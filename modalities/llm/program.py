@@ -61,6 +61,9 @@ class GenerationProgram(Program):
             await row
         job.receipt.input_units = sum(row.prompt_length for row in leaders)
         job.receipt.cached_units = sum(row.cached for row in leaders)
+        lookups = [row.lookup for row in rows if row.lookup is not None]
+        job.receipt.guessed_units = sum(lookup.drafted for lookup in lookups)
+        job.receipt.accepted_units = sum(lookup.accepted for lookup in lookups)
         job.receipt.output_units = sum(len(row.generated) for row in rows)
         job.receipt.preemptions = sum(row.preempted for row in rows)
 
@@ -177,10 +180,19 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         quantization=options.get("quantization"),
     )
     grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
-    return GenerationProgram(TokenStage("decode", decoder, site), files.reference, grammars)
+    stage = TokenStage("decode", decoder, site, guesses=read_guesses(options))
+    return GenerationProgram(stage, files.reference, grammars)
 
 
 def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    embedder = TextEmbedder.load(files, site, read_dtype(options))
+    embedder = TextEmbedder.load(files, site, read_dtype(options), options.get("quantization"))
     stage = OneShotStage("embed", embedder, site, max_units=site.settings.max_units * 8, to_host=True)
     return EmbeddingProgram(stage, embedder)
+
+
+def read_guesses(options: Mapping[str, Any]) -> int:
+    """`speculation`: how many tokens a row may guess ahead, by looking back at what it has. Default none."""
+    guesses = options.get("speculation", 0)
+    if not isinstance(guesses, int) or isinstance(guesses, bool) or not 0 <= guesses <= 32:
+        raise ConfigError(f"speculation {guesses!r} is not a number of tokens from 0 to 32", param="speculation")
+    return guesses

