@@ -98,6 +98,9 @@ class Receipt(msgspec.Struct, omit_defaults=True):
     encoder_hits: int = 0
     steps_run: int = 0
     steps_skipped: int = 0
+    guessed_units: int = 0
+    """Tokens that speculation guessed ahead; so many were right:"""
+    accepted_units: int = 0
 
 
 # ---- gateway -> engine -------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Packer:
         self.recordable = model.recordable and self._attention.recordable
         self._view = view_blocks(site.arena, cache)
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
+        self._inlays = view_blocks(site.arena, model.inlay) if model.inlay is not None else None
         self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)
         slots = site.settings.max_rows + 1
         self._tables = torch.zeros(slots, -(-self.capacity // cache.units), dtype=torch.int64, device=device)
@@ -62,12 +63,19 @@ class Packer:
         positions: list[int] = []
         token_slots: list[int] = []
         starts, lengths, slots, finals = [0], [], [], []
+        inlaid: list[int] = []
         for place, grant in enumerate(plan.grants):
             row, end = token_row(grant.row), grant.start + grant.count
             ids += row.tokens[grant.start : end]
-            if end > len(row.tokens):
+            if grant.guesses:
+                ids += grant.guesses
+            elif end > len(row.tokens):
                 ids.append(ON_DEVICE)
             positions += range(grant.start, end)
+            for inlay in row.request.inlays:
+                block, base = row.reads[0].blocks[inlay.block], starts[-1] - grant.start
+                for place in range(max(inlay.start, grant.start), min(inlay.start + inlay.count, end)):
+                    inlaid += (base + place, block, place - inlay.start)
             token_slots += [row.slot] * grant.count
             slots.append(row.slot)
             starts.append(len(ids))
@@ -83,6 +91,7 @@ class Packer:
                 "starts": starts,
                 "lengths": lengths,
                 "finals": finals,
+                "inlaid": inlaid,
             }
         )
         batch = PagedBatch(
@@ -100,7 +109,23 @@ class Packer:
             batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
         known = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
         context = PagedContext(self._attention, self._view, batch, self._slabs)
-        return TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
+        packed = TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
+        if inlaid and self._inlays is not None:
+            packed.places, blocks, offsets = sent["inlaid"].view(-1, 3).unbind(dim=1)
+            packed.vectors = self._inlays[blocks, offsets]
+        return packed
+
+    def sample_guesses(self, batch: TokenBatch, plan: Plan) -> None:
+        """Have the model give logits behind every guess's predecessor as well, after the others."""
+        places: list[int] = []
+        rows: list[int] = []
+        for place, (grant, first) in enumerate(zip(plan.grants, batch.context.batch.starts)):
+            guesses = len(grant.guesses)
+            places += range(first + grant.count - 1 - guesses, first + grant.count - 1)
+            rows += [place] * guesses
+        sent = self._device.upload({"places": places, "rows": rows})
+        batch.sampled = torch.cat([batch.sampled, sent["places"]])
+        batch.finals = torch.cat([batch.finals, sent["rows"]])
 
     def shared_prefix(self, rows: list[TokenRow]) -> int:
         """Leading tokens that all rows have in common, as whole blocks; 0 where reading them once would not pay."""
@@ -134,4 +159,5 @@ class Packer:
 
 def continues(grant: Grant) -> bool:
     """One more token after one that this residency has sampled: the device has all it needs."""
-    return grant.count == 1 and grant.start >= token_row(grant.row).resumed
+    row = token_row(grant.row)
+    return grant.count == 1 and grant.start >= row.resumed and row.lookup is None

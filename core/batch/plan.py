@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polymux.core.batch.row import Row
@@ -15,6 +16,8 @@ class Grant:
     start: int
     count: int
     final: bool = True
+    guesses: Sequence[int] = ()
+    """The last of the units are these tokens, which the row does not have yet."""
 
 
 @dataclass(slots=True)

@@ -13,9 +13,22 @@ from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 
 if TYPE_CHECKING:
+    from polymux.core.batch.speculation import PromptLookup
     from polymux.core.compute.rules import LogitRule
     from polymux.core.engine.job import Job
     from polymux.core.text.guide import Guide
+
+
+@dataclass(frozen=True)
+class Inlay:
+    """`count` places of a prompt, from `start` on, that hold what an encoder made of a picture."""
+
+    start: int
+    count: int
+    block: int
+    """Which block of the holding that the row reads."""
+    digest: bytes
+    """Names the content, which the token ids in these places do not."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class TokenRequest:
     that are computed are scored: the salt must keep the row from what others computed."""
     salt: bytes = b""
     """Root of the prefix digests: model, adapter, tenant."""
+    inlays: tuple[Inlay, ...] = ()
+    """In order, none over another."""
     guide: Guide | None = None
     """Says on the host which tokens may come next. Belongs to one row, unlike the rest of a request."""
     publish: bool = True
@@ -49,6 +64,13 @@ class TokenRequest:
         bare = Sampling(temperature=self.sampling.temperature, seed=self.sampling.seed)
         rules = self.rules or self.watched or self.guide is not None
         return self.sampling == bare and self.logprobs is None and not rules
+
+    @cached_property
+    def speculative(self) -> bool:
+        """Each draw depends on nothing but the tokens before it: none is counted, ruled or watched on the device."""
+        sampling = self.sampling
+        counted = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+        return not (counted or self.rules or self.watched or self.guide is not None)
 
 
 class TokenRow(Row):
@@ -70,6 +92,8 @@ class TokenRow(Row):
         """Logprobs of the request's watched tokens, once the first token is known."""
         self.scores: list[tuple[float, list[tuple[int, float]]]] = []
         """Per prompt token but the first, as far as they are computed."""
+        self.lookup: PromptLookup | None = None
+        """Guesses tokens ahead; such a row waits for each launch's results."""
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0
@@ -105,8 +129,18 @@ class TokenRow(Row):
         while len(self.digests) <= block:
             number = len(self.digests)
             parent = self.digests[-1] if self.digests else self.request.salt
-            self.digests.append(chain_digest(parent, self.tokens[number * size : (number + 1) * size]))
+            tokens = self.tokens[number * size : (number + 1) * size]
+            self.digests.append(chain_digest(parent, tokens, self._content(number * size, size)))
         return self.digests[block]
+
+    def _content(self, start: int, size: int) -> bytes:
+        """What the digest of a block must name beside its tokens: which picture's vectors lie where in it."""
+        parts = [
+            (inlay.start - start).to_bytes(8, "little", signed=True) + inlay.digest
+            for inlay in self.request.inlays
+            if inlay.start < start + size and inlay.start + inlay.count > start
+        ]
+        return b"".join(parts)
 
     @property
     def cumulative_logprob(self) -> float:

@@ -16,6 +16,7 @@ from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.scoring import sample_scored, score, take_scores
 from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.batch.speculation import PromptLookup, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, paged_kv
 from polymux.core.compute.device import HostCopy
@@ -36,7 +37,8 @@ class TokenStage(Stage):
     shares_prefixes = True
     least_units = PROMPT_CHUNK
 
-    def __init__(self, name: str, model: TokenModel, site: Site) -> None:
+    def __init__(self, name: str, model: TokenModel, site: Site, *, guesses: int = 0) -> None:
+        """`guesses`: tokens that a row may guess ahead by looking back at what it has; 0: none."""
         shape = model.shape
         settings = site.settings
         self.name = name
@@ -55,6 +57,7 @@ class TokenStage(Stage):
         self._packer = Packer(model, self.cache, site)
         self._drawer = Drawer(shape.vocabulary, site)
         self._device = site.device
+        self._guesses = 0 if settings.deterministic else guesses  # a step of several tokens rounds differently
         self._graphs: DecodeGraphs | None = None
         if self._packer.recordable and site.device.torch.type == "cuda":
             self._graphs = DecodeGraphs(self._step, self.max_rows, self.max_rows, site.device.torch)
@@ -73,14 +76,27 @@ class TokenStage(Stage):
             return 0
         if self.indivisible and missing > 1:  # the same chunks of a prompt, whatever else runs
             return min(missing, self.max_units - row.scheduled % self.max_units)
+        if row.lookup is not None and row.generated:
+            if row.pending:
+                return 0
+            return missing + len(self._guess(row)) if missing == 1 else missing
         return missing
+
+    def _guess(self, row: TokenRow) -> list[int]:
+        if row.lookup is None:
+            return []
+        room = min(row.request.max_tokens - len(row.generated), self.capacity - len(row.tokens)) - 1
+        return row.lookup.guess(row.tokens)[: max(room, 0)]
 
     def units(self, row: Row) -> int:
         return token_row(row).length + 1
 
     def admitted(self, row: Row) -> None:
-        self._packer.admit(token_row(row))
-        self._drawer.admit(token_row(row))
+        row = token_row(row)
+        if self._guesses and row.request.speculative and row.lookup is None:
+            row.lookup = PromptLookup(self._guesses)
+        self._packer.admit(row)
+        self._drawer.admit(row)
 
     def released(self, row: Row) -> None:
         self._drawer.release(token_row(row))
@@ -88,7 +104,10 @@ class TokenStage(Stage):
     def grant(self, row: Row, units: int) -> Grant:
         row = token_row(row)
         grant = super().grant(row, units)
-        grant.final = row.scheduled == row.length
+        guessed = row.scheduled - row.length
+        if guessed > 0:
+            grant.guesses = self._guess(row)[:guessed]
+        grant.final = guessed >= 0
         if grant.final:
             row.pending += 1
         return grant
@@ -101,14 +120,17 @@ class TokenStage(Stage):
             if self._graphs is not None and all(map(continues, plan.grants)):
                 return self._replay(plan, self._graphs)
             batch = self._packer.pack(plan)
+            finals = [grant for grant in plan.grants if grant.final]
+            draws = [*finals, *list_guessed(finals)]
+            if len(draws) > len(finals):
+                self._packer.sample_guesses(batch, plan)
             targets = sample_scored(batch, plan, self._device)
             logits = self.model.forward(batch)
-            finals = [grant for grant in plan.grants if grant.final]
-            scores = score(logits[len(finals) :], targets, plan) if targets is not None else {}
+            scores = score(logits[len(draws) :], targets, plan) if targets is not None else {}
             if not finals:
                 return Ticket(plan, self._device.copy_to_host(scores) if scores else None)
             slots = batch.context.batch.slots[batch.finals]
-            return self._draw(plan, Drawing(finals, logits[: len(finals)], slots, scores))
+            return self._draw(plan, Drawing(draws, logits[: len(draws)], slots, scores))
 
     def join(self, ticket: Ticket) -> None:
         """The host knows every row's newest token: what may follow is masked, then drawn."""
@@ -144,7 +166,7 @@ class TokenStage(Stage):
     def collect(self, ticket: Ticket) -> Outcomes:
         outcomes = Outcomes()
         for grant in ticket.plan.grants:
-            grant.row.done = max(grant.row.done, grant.start + grant.count)
+            grant.row.done = max(grant.row.done, grant.start + grant.count - len(grant.guesses))
         if ticket.results is None:
             return outcomes
         copy: HostCopy = ticket.results
@@ -152,12 +174,30 @@ class TokenStage(Stage):
         if "scores" in results:
             take_scores(ticket.plan, results)
         finals = [grant for grant in ticket.plan.grants if grant.final]
+        guessed = len(finals)
         for place, grant in enumerate(finals):
             row = token_row(grant.row)
             row.pending -= 1
+            places = [*range(guessed, guessed + len(grant.guesses)), place]
+            guessed += len(grant.guesses)
             if row.reason is None and not row.ended.done and not row.job.over:
-                self._take(row, place, results, outcomes)
+                self._take_guessed(row, grant, places, results, outcomes)
         return outcomes
+
+    def _take_guessed(
+        self, row: TokenRow, grant: Grant, places: list[int], results: dict[str, list], outcomes: Outcomes
+    ) -> None:
+        """The draws up to the first that its guess did not foresee; what was computed after that is void."""
+        taken = 0
+        for place, guess in zip(places, [*grant.guesses, None]):
+            self._take(row, place, results, outcomes)
+            if row.reason is not None or row.tokens[-1] != guess:
+                break
+            taken += 1
+        if row.lookup is not None and grant.guesses:
+            row.lookup.learn(len(grant.guesses), taken)
+            row.scheduled -= len(grant.guesses) - taken
+            row.done += taken
 
     def _take(self, row: TokenRow, place: int, results: dict[str, list], outcomes: Outcomes) -> None:
         """The host learns the row's newest token."""

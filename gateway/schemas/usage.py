@@ -51,6 +51,8 @@ class ReceiptBody(WireAnswer):
     encoder_hits: int
     steps_run: int
     steps_skipped: int
+    guessed_units: int
+    accepted_units: int
 
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptBody:

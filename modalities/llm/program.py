@@ -17,7 +17,7 @@ from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
+from polymux.core.errors import ConfigError, ContextTooLong, InternalError, InvalidRequest
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Score, Vector
 from polymux.core.text.grammar import Grammar, Grammars
