@@ -30,12 +30,14 @@ def model_sources() -> list[ModelSource]:
 def attention_backends() -> list[AttentionBackend]:
     import torch
 
+    from polymux.core.compute.cpu.attention import NativeAttention
+
     # triton comes with torch's CUDA builds; where it can do nothing it would cost two seconds and 150 MB
     if not torch.cuda.is_available() or find_spec("triton") is None:
-        return []
+        return [NativeAttention()]
     from polymux.core.compute.triton.attention import TritonAttention
 
-    return [TritonAttention()]
+    return [TritonAttention(), NativeAttention()]
 
 
 @hookimpl

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import platform
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from polymux.core.compute.native import KernelUnavailable, load_library
+from polymux.core.compute.native import KernelUnavailable, load_avx2_library
 
 log = logging.getLogger("polymux.compute")
 
@@ -27,11 +26,7 @@ class Int8Kernel:
     """Product of float32 rows and packed int8 weights: int16 activations, exact int32 sums, AVX2."""
 
     def __init__(self) -> None:
-        capability = torch.backends.cpu.get_cpu_capability()
-        if platform.machine() not in ("x86_64", "AMD64") or not capability.startswith("AVX"):
-            raise KernelUnavailable(f"the int8 kernel needs AVX2; this CPU offers {platform.machine()} {capability}")
-        flags = ("-mavx2", "-mfma", "-ffp-contract=off", "-fopenmp")
-        library = load_library(Path(__file__).with_name("int8_kernel.cpp"), flags)
+        library = load_avx2_library(Path(__file__).with_name("int8_kernel.cpp"))
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         self._multiply = library.polymux_int8_linear
         self._multiply.argtypes = [

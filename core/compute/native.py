@@ -1,6 +1,7 @@
 """C++ kernels compiled at first use with the machine's own compiler and kept in the cache.
 
-    load_library   a kernel's source -> its shared library, loaded; raises KernelUnavailable with the reason
+    load_library        a kernel's source -> its shared library, loaded; raises KernelUnavailable with the reason
+    load_avx2_library   the same for a source that needs AVX2 and OpenMP
 
 A kernel is an accelerated path beside one in torch, so whatever goes wrong here costs speed and nothing else: callers
 catch KernelUnavailable and go on without.
@@ -16,11 +17,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import torch
+
 from polymux.core.errors import PolymuxError
 from polymux.core.models.cache import build_once, find_entry
 
 COMPILERS = ("g++", "c++", "clang++")
 """GNU first: its OpenMP is the one that torch brings on Linux."""
+
+AVX2_FLAGS = ("-mavx2", "-mfma", "-ffp-contract=off", "-fopenmp")
+"""Nothing is contracted unasked: the same source line rounds the same in a loop's body and in its tail."""
 
 TIMEOUT = 120
 """Seconds a compilation may take."""
@@ -48,6 +54,14 @@ def load_library(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
         raise
     except (PolymuxError, OSError) as error:
         raise KernelUnavailable(f"the compiled {source.name} cannot be used: {error}") from error
+
+
+def load_avx2_library(source: Path) -> ctypes.CDLL:
+    """The shared library of a file that is written for AVX2 and FMA. Raises `KernelUnavailable` on any other CPU."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if platform.machine() not in ("x86_64", "AMD64") or not capability.startswith("AVX"):
+        raise KernelUnavailable(f"{source.name} needs AVX2; this CPU offers {platform.machine()} {capability}")
+    return load_library(source, AVX2_FLAGS)
 
 
 def find_compiler() -> str:

@@ -90,7 +90,8 @@ class Samples:
 
 def sample(logits: Tensor, batch: SampleBatch) -> Samples:
     """Draw one token per row from float32 logits (R, vocabulary)."""
-    finite = torch.isfinite(logits).all(dim=-1)
+    # NaN wins in both, so two reductions tell what a test of every element would, in a fraction of its time
+    finite = torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(logits.amin(dim=-1))
     watched = _watch(logits, batch.watched)
     for use in batch.rules:
         logits = use.apply(logits)

@@ -61,13 +61,7 @@ class SdpaAttention(AttentionBackend):
         if singles is not None and batch.decoding:
             return self._attend_singles(query, keys, values, singles, options)
         out = torch.empty_like(query)
-        for row, length in enumerate(batch.lengths):
-            start, end = batch.starts[row], batch.starts[row + 1]
-            if end - start > 1:
-                blocks = batch.tables[batch.slots[row], : -(-length // cache.shape[2])]
-                seen_keys = keys[blocks].flatten(0, 1)[:length].to(query.dtype)
-                seen_values = values[blocks].flatten(0, 1)[:length].to(query.dtype)
-                out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
+        self._attend_chunks(query, cache, batch, options, out)
         if singles is not None:
             out[singles.places] = self._attend_singles(query[singles.places], keys, values, singles, options)
         return out
@@ -80,6 +74,18 @@ class SdpaAttention(AttentionBackend):
             key, value = slabs[slab].to(query.dtype)
             out[start:end] = self._attend_row(query[start:end], key, value, whole)
         return out
+
+    def _attend_chunks(
+        self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions, out: Tensor
+    ) -> None:
+        """The rows that bring more than one token, into their places of `out`."""
+        for row, length in enumerate(batch.lengths):
+            start, end = batch.starts[row], batch.starts[row + 1]
+            if end - start > 1:
+                blocks = batch.tables[batch.slots[row], : -(-length // cache.shape[2])]
+                seen_keys = cache[:, 0][blocks].flatten(0, 1)[:length].to(query.dtype)
+                seen_values = cache[:, 1][blocks].flatten(0, 1)[:length].to(query.dtype)
+                out[start:end] = self._attend_row(query[start:end], seen_keys, seen_values, options)
 
     @staticmethod
     def _singles(batch: PagedBatch, size: int, window: int | None, device: torch.device) -> _Singles | None:

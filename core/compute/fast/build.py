@@ -106,7 +106,7 @@ def _read(reference: TransformersDecoder, positions: int | None) -> _Sketch:
 
 def _assemble(reference: TransformersDecoder, sketch: _Sketch, make: MakeLinear | None) -> FastDecoder:
     model, head = reference.model, sketch.head
-    operations = choose_operations(_device_of(model))
+    operations = choose_operations(_device_of(model), reference.shape.dtype)
     make = make or operations.linear
     return FastDecoder(
         reference.shape,

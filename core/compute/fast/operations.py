@@ -85,10 +85,27 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + turned * sin
 
 
-def choose_operations(device: torch.device) -> Operations:
+def recognise_gate(act: nn.Module, device: torch.device) -> str | None:
+    """Which fused gate computes the same as `act`, found by trying it; None when none does."""
+    x = torch.linspace(-6, 6, 97, device=device)
+    found = act(x)
+    if torch.allclose(found, torch.nn.functional.silu(x), atol=1e-5):
+        return "silu"
+    if torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
+        return "gelu_tanh"
+    return None
+
+
+def choose_operations(device: torch.device, dtype: torch.dtype) -> Operations:
     """Fused ones where the device has them."""
     if device.type == "cuda":
         from polymux.core.compute.triton.operations import TritonOperations
 
         return TritonOperations()
+    if device.type == "cpu" and dtype == torch.float32:
+        from polymux.core.compute.cpu.kernels import load_cpu_kernels
+        from polymux.core.compute.cpu.operations import NativeOperations
+
+        if kernels := load_cpu_kernels():
+            return NativeOperations(kernels)
     return Operations()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from polymux.core.compute.attention import AttentionContext, PagedContext
-from polymux.core.compute.fast.operations import Operations
+from polymux.core.compute.fast.operations import Operations, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
@@ -57,14 +56,3 @@ class TritonOperations(Operations):
         cache = context.cache[:, index]
         query = rotate_write(merged, heads, kv_heads, layer.rotary.table, norms, cache, context.batch)
         return context.backend.paged(query, cache, context.batch, layer.options)
-
-
-def recognise_gate(act: nn.Module, device: torch.device) -> str | None:
-    """Which fused gate computes the same as `act`, found by trying it; None when none does."""
-    x = torch.linspace(-6, 6, 97, device=device)
-    found = act(x)
-    if torch.allclose(found, torch.nn.functional.silu(x), atol=1e-5):
-        return "silu"
-    if torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
-        return "gelu_tanh"
-    return None

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polymux.core.batch.tokens import TokenModel, TokenStage
+from polymux.core.compute.cpu.attention import NativeAttention
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.fast import FastDecoder, accelerate
@@ -119,7 +120,7 @@ class Engine:
     """Tokens that the cache holds; None: plenty."""
     deterministic: bool
     fast: bool = False
-    """The fast tier in place of the reference."""
+    """The fast tier in place of the reference, on the machine's own kernels where it has them."""
 
     def open(self) -> Driver:
         decoder = decoder_of(self.family, self.fast)
@@ -137,6 +138,7 @@ class Engine:
                 superpage=superpage,
                 deterministic=self.deterministic,
             ),
+            (NativeAttention(),) if self.fast else (),
         )
         return Driver(Loop(site, {"m": GenerationProgram(TokenStage("decode", decoder, site), "m")}))
 

@@ -14,6 +14,7 @@ from polymux.core.batch.tokens import TokenBatch, TokenModel
 from polymux.core.compute.attention import PackedContext
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast import FastDecoder, accelerate
+from polymux.core.compute.fast import build as build_module
 from polymux.core.compute.fast.operations import Operations
 from polymux.core.compute.int8 import Int8Linear
 from polymux.core.compute.sdpa import SdpaAttention
@@ -70,7 +71,11 @@ def test_an_unfamiliar_structure_stays_on_the_reference_and_the_log_says_why(cap
 def test_a_rebuilt_model_that_computes_something_else_is_not_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Operations, "gate", lambda self, act, gate_up: act(gate_up.chunk(2, dim=-1)[0]))
+    class Wrong(Operations):
+        def gate(self, act: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
+            return act(gate_up.chunk(2, dim=-1)[0])
+
+    monkeypatch.setattr(build_module, "choose_operations", lambda device, dtype: Wrong())
     reference = TransformersDecoder(build(tiny_llama))
     assert accelerate(reference) is reference
     assert "put together from its parts it computes something else" in caplog.text

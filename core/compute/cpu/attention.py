@@ -1,0 +1,43 @@
+"""Attention for CPUs in float32: single queries read their blocks in place; everything else is the reference's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymux.core.compute.attention import AttentionOptions, PagedBatch
+from polymux.core.compute.cpu.kernels import LARGEST_HEAD, CpuKernels, load_cpu_kernels
+from polymux.core.compute.sdpa import SdpaAttention
+from polymux.core.errors import InternalError
+
+
+class NativeAttention(SdpaAttention):
+    name = "native"
+
+    @property
+    def kernels(self) -> CpuKernels:
+        kernels = load_cpu_kernels()
+        if kernels is None:
+            raise InternalError("native attention was chosen although its kernels cannot run here")
+        return kernels
+
+    def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+        if device.type != "cpu":
+            return "it runs on a CPU"
+        if dtype != torch.float32:
+            return f"it does not compute in {dtype}"
+        if dim > LARGEST_HEAD or dim % 2:
+            return f"heads of {dim} are odd or larger than {LARGEST_HEAD}"
+        return "its kernels cannot be built here" if load_cpu_kernels() is None else None
+
+    def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
+        singles = batch.singles
+        tables, slots, lengths = batch.tables, batch.slots, batch.row_lengths
+        if batch.decoding:
+            return self.kernels.attend(query.contiguous(), cache, tables, slots, lengths, options)
+        out = torch.empty_like(query)
+        self._attend_chunks(query, cache, batch, options, out)
+        if singles:
+            single = query[:singles].contiguous()
+            out[:singles] = self.kernels.attend(single, cache, tables, slots[:singles], lengths[:singles], options)
+        return out
