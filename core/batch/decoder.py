@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,17 @@ class TokenBatch:
     finals: Tensor
     """(S,) int64: the rows they belong to, counted in the batch."""
     context: PagedContext
+    places: Tensor | None = None
+    """(P,) int64: places in the packed batch that an encoder's vectors fill instead of tokens."""
+    vectors: Tensor | None = None
+    """(P, dim)."""
+
+    def embed(self, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+        """(T, dim): the tokens' embeddings, with the encoder's vectors in their places."""
+        embedded = embedding(self.ids)
+        if self.places is not None and self.vectors is not None:
+            embedded = embedded.index_copy(0, self.places, self.vectors.to(embedded.dtype))
+        return embedded
 
 
 class TokenModel(ABC):
@@ -46,6 +58,8 @@ class TokenModel(ABC):
     shape: TokenShape
     slab: CacheSpec | None = None
     """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
+    inlay: CacheSpec | None = None
+    """What an encoder leaves to stand in prompts in place of tokens: (vectors, dim); rows then read a holding of it."""
     recordable = False
     """On a CUDA device, a decode step may be recorded as a graph: it looks at nothing on the host."""
 

@@ -30,6 +30,8 @@ class Lane:
         self.waiting: list[Row] = []
         self.running: list[Row] = []
         self.retiring: set[Row] = set()
+        self.answered: list[Row] = []
+        """Running rows that need no launch: what they want was cached."""
         self.inflight = 0
         self.preemptions = 0
         self.virtual_ms = 0.0
@@ -133,6 +135,9 @@ class Lane:
             if row.admitted_at is None:
                 row.admitted_at = time.monotonic()
             bisect.insort(self.running, row, key=_rank)
+            if self.stage.complete(row):
+                self.answered.append(row)
+                continue
             units = self._fit(row, budget)
             if units <= 0 or not self.residency.grow(row, self.stage.reach(row, units)):
                 continue

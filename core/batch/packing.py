@@ -74,8 +74,8 @@ class Packer:
             positions += range(grant.start, end)
             for inlay in row.request.inlays:
                 block, base = row.reads[0].blocks[inlay.block], starts[-1] - grant.start
-                for place in range(max(inlay.start, grant.start), min(inlay.start + inlay.count, end)):
-                    inlaid += (base + place, block, place - inlay.start)
+                for position in range(max(inlay.start, grant.start), min(inlay.start + inlay.count, end)):
+                    inlaid += (base + position, block, position - inlay.start)
             token_slots += [row.slot] * grant.count
             slots.append(row.slot)
             starts.append(len(ids))

@@ -6,6 +6,7 @@ are indexed, and found again when another row is admitted.
 
 from __future__ import annotations
 
+from polymux.core.batch.encode import EncodeRow
 from polymux.core.batch.row import Row
 from polymux.core.batch.sequence import TokenRow
 from polymux.core.batch.stage import Stage
@@ -35,8 +36,8 @@ class Residency:
         """Prompt units looked up in the prefix index."""
         self.hits = 0
         """Prompt units it answered."""
-        self._promised: dict[bytes, TokenRow] = {}
-        """Digests of full blocks that a running row is about to compute."""
+        self._promised: dict[bytes, Row] = {}
+        """Digests of full blocks, or of items, that a running row is about to compute."""
         self._slots = list(range(stage.max_rows - 1, -1, -1))
         self.pool = BlockPool(arena, stage.cache, self.index.forget) if stage.cache is not None else None
 
@@ -70,19 +71,21 @@ class Residency:
                 self.pool.hold(block)
             row.blocks = prefix
             row.scheduled = row.done = len(prefix) * self.pool.spec.units
-            if isinstance(row, TokenRow):
+            if isinstance(row, TokenRow | EncodeRow):
                 row.published = len(prefix)
                 self._promise(row)
-                if not row.preempted:
-                    row.cached = row.done
-                    self.queried += row.prompt_length
-                    self.hits += row.done
+            if isinstance(row, TokenRow) and not row.preempted:
+                row.cached = row.done
+                self.queried += row.prompt_length
+                self.hits += row.done
         row.slot = self._slots.pop()
         self.stage.admitted(row)
         return True
 
     def awaits(self, row: Row) -> bool:
         """Whether a running row is computing most of what this one would: then its blocks are worth waiting for."""
+        if isinstance(row, EncodeRow):
+            return any(digest in self._promised for digest in row.items)
         if not self._promised or not isinstance(row, TokenRow) or self.pool is None:
             return False
         size = self.pool.spec.units
@@ -111,13 +114,13 @@ class Residency:
             raise InternalError("a row was released while a launch names it")
         if self.pool is not None:
             if row.keeps and row.done and not row.job.over:
-                row.holding = Holding(self.pool, row.blocks)
+                row.holding = Holding(self.pool, self.index, row.blocks)
                 row.job.own(row.holding)
             else:
                 for block in reversed(row.blocks):
                     self.pool.release(block, keep=block in self.index)
         row.blocks = []
-        if isinstance(row, TokenRow):
+        if isinstance(row, TokenRow | EncodeRow):
             self._withdraw(row)
         if row.slot >= 0:
             self._slots.append(row.slot)
@@ -133,6 +136,13 @@ class Residency:
 
     def publish(self, row: Row) -> None:
         """Index the row's full blocks that are computed by now."""
+        if self.pool is not None and isinstance(row, EncodeRow):
+            for place in range(row.published, row.done):
+                if not self.pool.is_tainted(row.blocks[place]):
+                    self.index.publish(row.digests[place], row.blocks[place])
+                self._promised.pop(row.digests[place], None)
+            row.published = row.done
+            return
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return
         size = self.pool.spec.units
@@ -155,6 +165,10 @@ class Residency:
     def _match(self, row: Row) -> list[int]:
         """Indexed blocks of the row's prefix; at least one unit is left to compute: a sample needs a forward pass."""
         found: list[int] = []
+        if isinstance(row, EncodeRow):
+            row.arrange([digest for digest in row.items if self.index.find(digest) is not None])
+            blocks = [self.index.find(digest) for digest in row.digests[: len(row.found)]]
+            return [block for block in blocks if block is not None]
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return found
         size = self.pool.spec.units
@@ -165,13 +179,16 @@ class Residency:
             found.append(block)
         return found
 
-    def _promise(self, row: TokenRow) -> None:
-        if self.pool is not None and self.stage.shares_prefixes:
+    def _promise(self, row: TokenRow | EncodeRow) -> None:
+        if isinstance(row, EncodeRow):
+            for digest in row.digests[row.published :]:
+                self._promised[digest] = row
+        elif self.pool is not None and self.stage.shares_prefixes:
             size = self.pool.spec.units
             for block in range(row.published, len(row.tokens) // size):
                 self._promised.setdefault(row.digest(block, size), row)
 
-    def _withdraw(self, row: TokenRow) -> None:
+    def _withdraw(self, row: TokenRow | EncodeRow) -> None:
         for digest in row.digests[row.published :]:
             if self._promised.get(digest) is row:
                 del self._promised[digest]

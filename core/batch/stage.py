@@ -94,6 +94,10 @@ class Stage(ABC):
         """Whether the two may share a launch (same resolution, same adapter)."""
         return True
 
+    def complete(self, row: Row) -> bool:
+        """Whether all that a row wants was there when it was admitted: it ends without a launch."""
+        return False
+
     @abstractmethod
     def launch(self, plan: Plan) -> Ticket: ...
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polymux.core.cache.blocks import BlockPool
+from polymux.core.cache.prefix import PrefixIndex
 
 
 @dataclass(eq=False)
 class Holding:
-    """`blocks` of one class with one reference each."""
+    """`blocks` of one class with one reference each; those that are indexed stay for whoever asks for them next."""
 
     pool: BlockPool
+    index: PrefixIndex
     blocks: list[int] = field(default_factory=list)
 
     def hold(self) -> None:
@@ -24,4 +26,4 @@ class Holding:
 
     def release(self) -> None:
         for block in self.blocks:
-            self.pool.release(block, keep=False)
+            self.pool.release(block, keep=block in self.index)

@@ -23,8 +23,11 @@ class TransformersDecoder(TokenModel):
         self.shape = read_shape(model.config, next(model.parameters()).dtype)
 
     def forward(self, batch: TokenBatch) -> Tensor:
+        inputs = {"input_ids": batch.ids[None]}
+        if batch.places is not None:
+            inputs = {"inputs_embeds": batch.embed(self.model.get_input_embeddings())[None]}
         output = self.model(
-            input_ids=batch.ids[None],
+            **inputs,
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.sampled,

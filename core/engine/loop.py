@@ -118,6 +118,7 @@ class Loop:
         self._expire()
         self._resume()
         planned = self.scheduler.plan()
+        self._answer()
         if planned is not None:
             self._launch(*planned)
         else:
@@ -216,6 +217,13 @@ class Loop:
             row.job.end_row(row)
         for row, error in outcomes.failed:
             self._fail_row(lane, row, error)
+
+    def _answer(self) -> None:
+        for lane in self.scheduler.lanes.values():
+            answered, lane.answered = lane.answered, []
+            for row in answered:
+                lane.withdraw(row)
+                row.job.end_row(row)
 
     # ---- programs ----
 

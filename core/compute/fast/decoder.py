@@ -55,7 +55,7 @@ class FastDecoder(TokenModel):
         self.operations = operations
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        hidden = self.run(self.embed(batch.ids), batch.positions, batch.context)
+        hidden = self.run(batch.embed(self.embed), batch.positions, batch.context)
         logits = self.head(hidden[batch.sampled])
         if self.final_softcap is not None:
             logits = self.final_softcap * torch.tanh(logits / self.final_softcap)
