@@ -251,6 +251,34 @@ class Sound(msgspec.Struct):
     """Samples a second, the same for all stretches of one answer."""
 
 
+class Paint(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Pictures to make of a text. What is None is the model's default; how a picture is encoded is the caller's."""
+
+    prompt: str
+    negative: str | None = None
+    """What to keep away from; with `true_scale`."""
+    n: int = 1
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    """The scale that a guidance-distilled model reads."""
+    true_scale: float | None = None
+    """Of classifier-free guidance with the negative prompt, which computes every step twice."""
+    seed: int | None = None
+    """Picture k of n is the one that n=1 makes with seed + k. None: drawn."""
+
+
+class Picture(msgspec.Struct):
+    """Picture `index`: `data` are RGB bytes, row by row from the top; `seed` makes it again."""
+
+    index: int
+    seed: int
+    width: int
+    height: int
+    data: bytes
+
+
 CHAT = Task("chat", Chat, (TextDelta, ThoughtDelta, CallDelta, ChoiceEnded, Done))
 COMPLETE = Task("complete", Complete, (TextDelta, ChoiceEnded, Done))
 EMBED = Task("embed", Embed, (Vector, Done))
@@ -260,5 +288,6 @@ DETOKENIZE = Task("detokenize", Detokenize, (Detokenized, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
 TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
 SPEAK = Task("speak", Speak, (Sound, Done))
+IMAGE = Task("image", Paint, (Progress, Picture, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK)
+BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK, IMAGE)

@@ -21,6 +21,7 @@ from polymux.gateway.routes import (
     docs,
     embeddings,
     health,
+    images,
     messages,
     models,
     ranking,
@@ -62,6 +63,7 @@ def create_app(
         *tokens.ENDPOINTS,
         *transcriptions.ENDPOINTS,
         speech.ENDPOINT,
+        images.ENDPOINT,
         *models.ENDPOINTS,
         *health.ENDPOINTS,
     ]
