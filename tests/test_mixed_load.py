@@ -22,6 +22,7 @@ from polymux_hibari.program import SpeechProgram, VoiceModel
 from polymux_hibari.work import SPOKEN, Piece, SpeakWork, Spoken
 
 from polymux.core.batch.denoise import DenoiseStage
+from polymux.core.batch.encode import EncodeStage
 from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.batch.trajectory import DenoiseRequest
@@ -42,7 +43,7 @@ from polymux.core.testing.denoising import (
 )
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit, release
-from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_llama, tiny_whisper
+from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_idefics, tiny_llama, tiny_whisper
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.whisper import WhisperDecoder, WhisperEncoder, split_whisper
@@ -51,6 +52,9 @@ from polymux.modalities.diffusion import flux
 from polymux.modalities.llm.embedder import TextEmbedder
 from polymux.modalities.llm.program import EmbeddingProgram, GenerationProgram
 from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
+from polymux.modalities.vision.idefics import split_idefics
+from polymux.modalities.vision.program import LookProgram
+from polymux.modalities.vision.work import LookWork, Picture
 
 # ---- chat: greedy and drawn, one and several choices, prompts that share their beginning ----
 
@@ -228,9 +232,34 @@ DENOISE = Participant(
     tolerance=1e-4,
 )
 
+# ---- chats about pictures: one picture and several, one of them asked about twice ----
+
+_idefics = cache(lambda: build(tiny_idefics))
+
+
+def load_looks(site: Site) -> Program:
+    encoder, decoder = split_idefics(copy.deepcopy(_idefics()))
+    encode = EncodeStage("look", encoder, site, max_units=3)
+    return LookProgram(encode, encoder, TokenStage("tell", decoder, site), "look")
+
+
+def look(words: int, *seeds: int, choices: int = 1) -> Ask:
+    """Some words, then each picture as one tile with a word before it."""
+    prompt, pictures = _SHARED[:words], []
+    for seed in seeds:
+        tile = np.random.default_rng(seed).standard_normal((1, 3, 32, 32)).astype(np.float32)
+        pictures.append(Picture(tile, [len(prompt) + 1]))
+        prompt = [*prompt, 3, *[VOCABULARY - 1] * 16]
+    sampling = Sampling(temperature=0.7)
+    work = LookWork(prompt=[*prompt, 5], pictures=pictures, max_tokens=9, seeds=list(range(choices)), sampling=sampling)
+    return Ask("chat", work)
+
+
+LOOK = Participant("look", load_looks, [look(3, 1), look(5, 2, 1, 3), look(2, 1, choices=3), look(9)], read_chat)
+
 # ---- the load ----
 
-MIXTURE = Mixture([CHAT, EMBED, TRANSCRIBE, SPEAK, DENOISE])
+MIXTURE = Mixture([CHAT, EMBED, TRANSCRIBE, SPEAK, DENOISE, LOOK])
 MODELS = {participant.model: len(participant.asks) for participant in MIXTURE.participants}
 DEVICES = {"in step": Device, "launch-ahead": LaggedCpu}
 

@@ -10,6 +10,8 @@ from transformers import (
     BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -78,6 +80,20 @@ def tiny_whisper() -> torch.nn.Module:
             bos_token_id=80,
             pad_token_id=80,
             decoder_start_token_id=81,
+        )
+    )
+
+
+def tiny_idefics() -> torch.nn.Module:
+    """Idefics3: tiles of 32 by 32 pixels become 16 vectors each; the last id of the vocabulary holds their places."""
+    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {"model_type": "llama", "vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    return Idefics3ForConditionalGeneration(
+        Idefics3Config(
+            text_config=layers | text | {"pad_token_id": 0},
+            vision_config=layers | {"image_size": 32, "patch_size": 4},
+            scale_factor=2,
+            image_token_id=VOCABULARY - 1,
         )
     )
 

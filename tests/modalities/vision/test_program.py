@@ -9,7 +9,6 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
 from polymux.core.batch.encode import EncodeStage
 from polymux.core.batch.tokens import TokenStage
@@ -18,7 +17,7 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.tasks import Sampling
 from polymux.core.testing.drive import Driver
-from polymux.core.testing.tiny import VOCABULARY, build
+from polymux.core.testing.tiny import VOCABULARY, build, tiny_idefics
 from polymux.modalities.vision.idefics import split_idefics
 from polymux.modalities.vision.program import LookProgram
 from polymux.modalities.vision.work import LookWork, Picture
@@ -27,19 +26,6 @@ IMAGE = VOCABULARY - 1
 SIZE = 32
 VECTORS = 16
 TOKENS = 8
-
-
-def tiny_idefics() -> torch.nn.Module:
-    """Tiles of 32 by 32 pixels become 16 vectors each."""
-    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {"model_type": "llama", "vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    config = Idefics3Config(
-        text_config=layers | text | {"pad_token_id": 0},
-        vision_config=layers | {"image_size": SIZE, "patch_size": 4},
-        scale_factor=2,
-        image_token_id=IMAGE,
-    )
-    return Idefics3ForConditionalGeneration(config)
 
 
 @cache
