@@ -78,7 +78,8 @@ class Decoding:
             self.files.folder, torch.device("cpu"), torch.float32, quantization=options.get("quantization")
         )
         self.model = decoder
-        site = Site(settings=SiteSettings(deterministic=True))
+        backends = tuple(load_plugins().attention_backends())
+        site = Site(settings=SiteSettings(deterministic=True), attention_backends=backends)
         self.loop = Loop(site, {"m": GenerationProgram(TokenStage("decode", decoder, site), "m")})
 
     def run(self, prompts: list[list[int]], out: int) -> tuple[float, float]:
