@@ -139,18 +139,32 @@ TREE = {
 schemas = st.one_of(st.recursive(scalars, compound, max_leaves=6), st.just(TREE))
 
 
+mixes = {
+    "many": st.lists(schemas, min_size=20, max_size=20),
+    "lagged": st.booleans(),
+    "rows": st.sampled_from([3, 64]),
+    "tight": st.booleans(),
+    "seed": st.integers(0, 1 << 20),
+}
+
+
+@settings(max_examples=2, deadline=None)
+@given(**mixes)
+def test_finished_answers_validate(**mix: Any) -> None:
+    """40 random schemas."""
+    check_mix(**mix)
+
+
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
-@given(
-    many=st.lists(schemas, min_size=20, max_size=20),
-    lagged=st.booleans(),
-    rows=st.sampled_from([3, 64]),
-    tight=st.booleans(),
-    seed=st.integers(0, 1 << 20),
-)
-def test_every_finished_answer_validates(
-    many: list[dict[str, Any]], lagged: bool, rows: int, tight: bool, seed: int
-) -> None:
-    """200 random schemas: in batches of their own kind and with free rows, preempted, ahead of the host."""
+@given(**mixes)
+def test_every_finished_answer_validates(**mix: Any) -> None:
+    """200 random schemas."""
+    check_mix(**mix)
+
+
+def check_mix(many: list[dict[str, Any]], lagged: bool, rows: int, tight: bool, seed: int) -> None:
+    """In batches of their own kind and with free rows, preempted, ahead of the host."""
     driver = open_driver(lagged=lagged, rows=rows, room=(1 << 16) * (12 if tight else 200))
     for i, schema in enumerate(many):
         driver.submit(f"{i}", "m", "chat", make_work(write_grammar(Format("schema", schema)), seed + i, logprobs=1))
