@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import torch
-import transformers
 from ledger import record
+from shapes import build_model
 
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
@@ -44,32 +44,6 @@ PEER_FIGURES = {
     ("qwen3-8b", "C total s"): 1.25,
 }
 """Measured on another day with the same workloads; A's is its best of 22,400 to 23,600, B's of 475 to 600."""
-
-CONFIGS = {
-    "Qwen3ForCausalLM": transformers.Qwen3Config,
-    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
-    "LlamaForCausalLM": transformers.LlamaConfig,
-    "Gemma3ForCausalLM": transformers.Gemma3TextConfig,
-}
-
-
-def build_model(shape: dict) -> torch.nn.Module:
-    """The shape's model in bfloat16 on the card, weights drawn in place."""
-    name = shape["class"].removeprefix("transformers.")
-    config = CONFIGS[name](**shape["config"])
-    with torch.device("meta"):
-        model = getattr(transformers, name)(config).to(torch.bfloat16)
-    model.to_empty(device="cuda")
-    model.tie_weights()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-        rotary = model.base_model.rotary_emb
-        fresh = type(rotary)(config, device="cuda")
-        for key, buffer in fresh.named_buffers():
-            setattr(rotary, key, buffer)
-    return model.eval()
 
 
 def build_loop(model: torch.nn.Module, args: argparse.Namespace) -> Loop:

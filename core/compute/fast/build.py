@@ -14,6 +14,7 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
 from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_tables
 from polymux.core.compute.fast.operations import RotaryTable, choose_operations
+from polymux.core.compute.fast.proof import prove
 from polymux.core.compute.fast.structure import LayerParts, Norm, Unfamiliar, find_backbone, read_layers, read_norm
 from polymux.core.compute.sdpa import SdpaAttention
 
@@ -21,9 +22,6 @@ log = logging.getLogger("polymux.engine")
 
 CHECK_ROWS = (5, 12)
 """Lengths of the rows that a fast decoder is checked with."""
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
-"""Largest allowed difference of logits, relative to their largest magnitude."""
 
 
 def accelerate(
@@ -37,7 +35,7 @@ def accelerate(
     try:
         sketch = _read(reference, positions)
         fast = _assemble(reference, sketch, None)
-        _compare(sketch, fast)
+        _prove(reference, sketch, fast)
         if make is None:
             return fast
         del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
@@ -135,13 +133,10 @@ def _assemble(reference: TransformersDecoder, sketch: _Sketch, make: MakeLinear 
     )
 
 
-def _compare(sketch: _Sketch, fast: FastDecoder) -> None:
-    expected = sketch.expected
+def _prove(reference: TransformersDecoder, sketch: _Sketch, fast: FastDecoder) -> None:
     with torch.inference_mode():
         found = fast.forward(sketch.batch).float()
-    difference = ((found - expected).abs().max() / expected.abs().max()).item()
-    if not difference <= TOLERANCE[fast.shape.dtype]:
-        raise Unfamiliar(f"put together from its parts it computes something else (off by {difference:.2g})")
+    prove(reference.model, lambda: reference.forward(sketch.batch), sketch.expected, found)
 
 
 def _device_of(model: nn.Module) -> torch.device:
