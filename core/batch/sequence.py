@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from polymux.core.batch.row import Row, Signal
-from polymux.core.cache.prefix import chain_digest
+from polymux.core.cache.prefix import chain_digests
 from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 
@@ -126,11 +126,11 @@ class TokenRow(Row):
 
     def digest(self, block: int, size: int) -> bytes:
         """Content digest of full block number `block`; computed once, also across preemptions."""
-        while len(self.digests) <= block:
-            number = len(self.digests)
-            parent = self.digests[-1] if self.digests else self.request.salt
-            tokens = self.tokens[number * size : (number + 1) * size]
-            self.digests.append(chain_digest(parent, tokens, self._content(number * size, size)))
+        known = len(self.digests)
+        if known <= block:
+            parent = self.digests[-1] if known else self.request.salt
+            extra = (lambda number: self._content((known + number) * size, size)) if self.request.inlays else None
+            self.digests += chain_digests(parent, self.tokens[known * size :], size, extra)
         return self.digests[block]
 
     def _content(self, start: int, size: int) -> bytes:

@@ -10,7 +10,7 @@ a collision is not to be expected, and cannot be made by a tenant who does not k
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -20,11 +20,21 @@ def root_digest(*parts: str) -> bytes:
     return blake2b("\0".join(parts).encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def chain_digest(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
-    hasher = blake2b(parent, digest_size=DIGEST_BYTES)
-    hasher.update(array("q", tokens).tobytes())
-    hasher.update(extra)
-    return hasher.digest()
+def chain_digests(
+    parent: bytes, tokens: Sequence[int], size: int, extra: Callable[[int], bytes] | None = None
+) -> list[bytes]:
+    """The digests of all full blocks of `size` tokens behind `parent`; `extra(i)` adds to block i."""
+    data = memoryview(array("q", tokens).tobytes())
+    step = size * 8
+    digests = []
+    for block, start in enumerate(range(0, len(data) - step + 1, step)):
+        hasher = blake2b(parent, digest_size=DIGEST_BYTES)
+        hasher.update(data[start : start + step])
+        if extra is not None:
+            hasher.update(extra(block))
+        parent = hasher.digest()
+        digests.append(parent)
+    return digests
 
 
 class PrefixIndex:

@@ -6,20 +6,21 @@ Flash-Decoding, 2023); a second kernel joins the stretches by their log-sum-exp.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.prefix import STRETCHES, attend_prefix
+from polymux.core.compute.triton.softmax import fold, fold_sink, load_tile, score
 
 PROGRAMS = 512
 """Programs wanted at least, so that every multiprocessor of a large card has some."""
 
 MAX_SPLITS = 32
-
-SHARED_SPLITS = 4
-"""Stretches of a prefix that all rows have in common."""
 
 
 @triton.jit
@@ -83,30 +84,14 @@ def _read(
         for start in range(first, last, TILE):
             places = start + tl.arange(0, TILE)
             seen = places < last
-            blocks = tl.load(table + places // BLOCK, seen, other=0)
-            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
-            keys = tl.load(where, seen[:, None] & fits[None, :], other=0.0)
-            values = tl.load(where + value_stride, seen[:, None] & fits[None, :], other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
-            if SOFTCAP > 0:
-                scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+            keys, values = load_tile(base, table, places, seen, fits, block_stride, value_stride, token_stride, BLOCK)
             if WINDOW > 0:
                 seen = seen & (places >= length - WINDOW)
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            higher = tl.maximum(peak, tl.max(scores, axis=1))
-            shrink = tl.exp(peak - higher)
-            shrink = tl.where(higher == float("-inf"), 1.0, shrink)
-            weights = tl.exp(scores - tl.where(higher == float("-inf"), 0.0, higher)[:, None])
-            total = total * shrink + tl.sum(weights, axis=1)
-            mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-            peak = higher
+            scores = tl.where(seen[None, :], score(q, keys, scale, SOFTCAP), float("-inf"))
+            peak, total, mixed = fold(peak, total, mixed, scores, values)
     if SINKS and split == 0:
         sink = tl.load(sinks + head, here, other=0.0).to(tl.float32)
-        higher = tl.maximum(peak, sink)
-        shrink = tl.exp(peak - higher)
-        total = total * shrink + tl.exp(sink - higher)
-        mixed = mixed * shrink[:, None]
-        peak = higher
+        peak, total, mixed = fold_sink(peak, total, mixed, sink)
     if SPLITS + SHARED == 1:
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
@@ -119,77 +104,6 @@ def _read(
         tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
         tl.store(target + DIM, peak, here)
         tl.store(target + DIM + 1, total, here)
-
-
-@triton.jit
-def _read_shared(
-    query,
-    cache,
-    partial,
-    tables,
-    slots,
-    shared,
-    scale,
-    rows,
-    table_stride,
-    block_stride,
-    value_stride,
-    token_stride,
-    head_stride,
-    SHARED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    TILE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):
-    """The keys that all rows begin with, read once for many rows: no row's own position matters there."""
-    kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    group: tl.constexpr = HEADS // KV_HEADS
-    length = tl.load(shared)
-    share = tl.cdiv(tl.cdiv(length, SHARED), TILE) * TILE
-    first = split * share
-    last = tl.minimum(first + share, length)
-    which = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
-    row = (which // group).to(tl.int64)
-    head = kv_head * group + which % group
-    here = row < rows
-    dims = tl.arange(0, WIDE)
-    fits = dims < DIM
-    peak = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, WIDE], tl.float32)
-    if first < last:
-        where_q = (row * HEADS + head)[:, None] * DIM + dims[None, :]
-        q = tl.load(query + where_q, here[:, None] & fits[None, :], other=0.0)
-        table = tables + tl.load(slots) * table_stride
-        base = cache + kv_head * head_stride + dims[None, :]
-        for start in range(first, last, TILE):
-            places = start + tl.arange(0, TILE)
-            seen = places < last
-            blocks = tl.load(table + places // BLOCK, seen, other=0)
-            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
-            keys = tl.load(where, seen[:, None] & fits[None, :], other=0.0)
-            values = tl.load(where + value_stride, seen[:, None] & fits[None, :], other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
-            if SOFTCAP > 0:
-                scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            higher = tl.maximum(peak, tl.max(scores, axis=1))
-            shrink = tl.exp(peak - higher)
-            weights = tl.exp(scores - higher[:, None])
-            total = total * shrink + tl.sum(weights, axis=1)
-            mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-            peak = higher
-    target = partial + ((row * HEADS + head) * (SHARED + SPLITS) + split) * (DIM + 2)
-    tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
-    tl.store(target + DIM, peak, here)
-    tl.store(target + DIM + 1, total, here)
 
 
 @triton.jit
@@ -208,6 +122,12 @@ def _join(partial, out, PARTS, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.
     mixed = tl.load(base[:, None] + dims[None, :], real[:, None] & fits[None, :], other=0.0)
     result = tl.sum(mixed * factors[:, None], axis=0) / tl.where(total > 0, total, 1.0)
     tl.store(out + head * DIM + dims, result.to(out.dtype.element_ty), fits)
+
+
+@lru_cache
+def beside(device: torch.device) -> torch.cuda.Stream:
+    """The stream for kernels that may run at the same time as the others of a step."""
+    return torch.cuda.Stream(device)
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
@@ -232,8 +152,8 @@ def attend_singles(
     """(R, heads, dim) queries, one per row, over `cache` (blocks, 2, block, kv heads, dim): (R, heads, dim).
 
     Row r reads the first `lengths[r]` tokens of the blocks in `tables[slots[r]]`. `longest` bounds the lengths.
-    `shared` holds how many leading tokens all rows have in common: those are read once (cascade attention; Juravsky
-    et al., Hydragen, 2024). Windowed layers do without.
+    `shared` holds how many leading tokens all rows have in common: those are read once, beside the rows' own.
+    Windowed layers do without.
     """
     if options.window is not None:
         shared = None
@@ -241,11 +161,16 @@ def attend_singles(
     kv_heads = cache.shape[3]
     splits = choose_splits(rows, kv_heads, min(longest, options.window or longest))
     out = torch.empty_like(query)
-    common = SHARED_SPLITS if shared is not None else 0
+    common = STRETCHES if shared is not None else 0
     parts = common + splits
     partial = torch.empty(rows, heads, parts, dim + 2, dtype=torch.float32, device=query.device) if parts > 1 else query
     group = max(16, triton.next_power_of_2(heads // kv_heads))
     wide = triton.next_power_of_2(dim)
+    if shared is not None:  # bound by latency, and the rows' own keys by bandwidth: both at once
+        side = beside(query.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            attend_prefix(query, cache, tables, slots, shared, block, options, partial)
     _read[(rows, kv_heads, splits)](
         query,
         cache,
@@ -270,7 +195,7 @@ def attend_singles(
         dim,
         wide,
         block,
-        128 if wide <= 128 else 64,
+        128 if wide <= 128 and shared is None else 64,
         options.window or 0,
         options.softcap or 0.0,
         options.sinks is not None,
@@ -278,34 +203,7 @@ def attend_singles(
         num_stages=2,
     )
     if shared is not None:
-        queries = min(64, max(16, triton.next_power_of_2(rows * heads // kv_heads)))
-        _read_shared[(kv_heads, common, triton.cdiv(rows * heads // kv_heads, queries))](
-            query,
-            cache,
-            partial,
-            tables,
-            slots,
-            shared,
-            options.scale,
-            rows,
-            tables.stride(0),
-            cache.stride(0),
-            cache.stride(1),
-            cache.stride(2),
-            cache.stride(3),
-            common,
-            splits,
-            heads,
-            kv_heads,
-            dim,
-            wide,
-            block,
-            queries,
-            64,
-            options.softcap or 0.0,
-            num_warps=4,
-            num_stages=3,
-        )
+        torch.cuda.current_stream().wait_stream(beside(query.device))
     if parts > 1:
         _join[(rows * heads,)](partial, out, parts, triton.next_power_of_2(parts), dim, wide, num_warps=2)
     return out

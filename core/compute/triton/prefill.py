@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.softmax import fold, fold_sink, load_tile, score
 
 QUERIES = 128
 
@@ -74,31 +75,18 @@ def _attend(
     for start in range(first, last, TILE):
         places = start + tl.arange(0, TILE)
         seen = places < last
-        blocks = tl.load(table + places // BLOCK, seen, other=0)
-        where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
-        keys = tl.load(where, seen[:, None] & fits[None, :], other=0.0)
-        values = tl.load(where + value_stride, seen[:, None] & fits[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
-        if SOFTCAP > 0:
-            scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
+        keys, values = load_tile(base, table, places, seen, fits, block_stride, value_stride, token_stride, BLOCK)
+        scores = score(q, keys, scale, SOFTCAP)
         mask = seen[None, :]
         if CAUSAL:
             mask = mask & (places[None, :] <= places_q[:, None])
         if WINDOW > 0:
             mask = mask & (places_q[:, None] - places[None, :] < WINDOW)
         scores = tl.where(mask, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp(peak - safe)
-        weights = tl.exp(scores - safe[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        peak = higher
+        peak, total, mixed = fold(peak, total, mixed, scores, values)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32)
-        higher = tl.maximum(peak, sink)
-        total = total * tl.exp(peak - higher) + tl.exp(sink - higher)
-        mixed = mixed * tl.exp(peak - higher)[:, None]
+        peak, total, mixed = fold_sink(peak, total, mixed, sink)
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + where_q, result.to(out.dtype.element_ty), here[:, None] & fits[None, :])
 

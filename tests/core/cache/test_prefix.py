@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymux.core.cache.prefix import DIGEST_BYTES, PrefixIndex, chain_digest, root_digest
+from polymux.core.cache.prefix import DIGEST_BYTES, PrefixIndex, chain_digests, root_digest
 
-ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+SIZE = 4
+blocks = st.lists(st.integers(0, 2**31 - 1), min_size=SIZE, max_size=SIZE)
 
 
-@given(ids, ids, st.binary(max_size=3), st.binary(max_size=3))
+@given(blocks, blocks, st.binary(max_size=3), st.binary(max_size=3))
 def test_digests_tell_content_apart(one: list[int], other: list[int], extra: bytes, more: bytes) -> None:
     """The same parent, tokens and extra give the same digest; anything else another one."""
     root = root_digest("model", "salt")
-    first, second = chain_digest(root, one, extra), chain_digest(root, other, more)
+    [first], [second] = (
+        chain_digests(root, one, SIZE, lambda _: extra),
+        chain_digests(root, other, SIZE, lambda _: more),
+    )
     assert (first == second) == ((one, extra) == (other, more))
     assert len(first) == DIGEST_BYTES
 
 
-@given(ids)
+@given(blocks)
 def test_a_digest_depends_on_everything_before(tokens: list[int]) -> None:
-    assert chain_digest(root_digest("a"), tokens) != chain_digest(root_digest("b"), tokens)
+    assert chain_digests(root_digest("a"), tokens, SIZE) != chain_digests(root_digest("b"), tokens, SIZE)
+
+
+@given(st.lists(blocks, max_size=4), st.lists(blocks, max_size=4), st.integers(0, SIZE - 1))
+def test_digests_may_be_made_in_pieces(head: list[list[int]], tail: list[list[int]], rest: int) -> None:
+    """A row that grows goes on where it stopped; what does not fill a block has no digest yet."""
+    root = root_digest("a")
+    head_tokens, tail_tokens = [*chain(*head)], [*chain(*tail), *[7] * rest]
+    first = chain_digests(root, head_tokens, SIZE)
+    second = chain_digests(first[-1] if first else root, tail_tokens, SIZE)
+    assert first + second == chain_digests(root, head_tokens + tail_tokens, SIZE)
+    assert len(first + second) == len(head) + len(tail)
 
 
 def test_parts_of_the_root_do_not_run_together() -> None:
