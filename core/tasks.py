@@ -207,6 +207,7 @@ class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt: str = ""
     """Text as if it came before: names, spelling, style."""
     temperature: float = 0.0
+    """0: the likeliest text, and draws at rising temperatures where that one cannot be trusted."""
 
 
 class Segment(msgspec.Struct):

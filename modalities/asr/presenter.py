@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from polymux.core.tasks import Done, Heard, Segment, TextDelta
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
 from polymux.modalities.asr.audio import RATE
+from polymux.modalities.asr.fallback import measure_repetition
 from polymux.modalities.asr.languages import name_language
 from polymux.modalities.asr.tokens import STAMP_SECONDS, SpeechTokens
 from polymux.modalities.asr.work import HEARD, WINDOW, WindowText
@@ -99,9 +99,3 @@ def split_stretches(tokens: list[int], first_stamp: int, seconds: float) -> Iter
             yield Stretch(begin, end, held)
             held, floor = [], min(end, seconds)
         start = stamp
-
-
-def measure_repetition(text: str) -> float:
-    """How much smaller the text gets when compressed: above 2.4 it repeats itself (Radford et al., section 4.5)."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))

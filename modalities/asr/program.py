@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from polymux.core.errors import InternalError, InvalidRequest
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Heard, Sampling
 from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.asr.fallback import Attempt, Fallback, choose_attempt, measure_repetition
 from polymux.modalities.asr.features import RATE
 from polymux.modalities.asr.rules import Timestamps
 from polymux.modalities.asr.tokens import SpeechTokens
@@ -38,10 +40,6 @@ if TYPE_CHECKING:
 AHEAD = 8
 """Windows of one recording that are with the engine at once: long ones leave room for others."""
 
-NO_SPEECH = 0.6
-UNSURE = -1.0
-"""A window is silence when <|nospeech|> is likelier than the one and the text's mean logprob below the other."""
-
 ENGLISH = "en"
 
 
@@ -49,15 +47,22 @@ class TranscriptionProgram(Program):
     """Each window: one pass of the encoder, then decoder rows that read its slab."""
 
     def __init__(
-        self, encoder: OneShotStage, decoder: TokenStage, longest: int, tokens: SpeechTokens, reference: str
+        self,
+        encoder: OneShotStage,
+        decoder: TokenStage,
+        longest: int,
+        tokens: SpeechTokens,
+        reference: str,
+        fallback: Fallback | None = None,
     ) -> None:
-        """`longest` is in samples: what the encoder takes at once."""
+        """`longest` is in samples: what the encoder takes at once. Without `fallback` the first attempt counts."""
         self.work = {"transcribe": TranscribeWork, "translate": TranscribeWork}
         self.encoder = encoder
         self.decoder = decoder
         self.stages = (encoder, decoder)
         self.tokens = tokens
         self._longest = longest
+        self._fallback = fallback
         self._reference = reference
         self._rules = (
             SuppressFirst(tokens.suppressed_first),
@@ -123,14 +128,51 @@ class TranscriptionProgram(Program):
             asked = self._start(job, _peek(before, salt, watched=watch), slab)
             await asked
         await row
+        attempt = self._judge(row, _probability(asked.watched[0]))
+        if work.temperature == 0.0 and self._fallback is not None and not attempt.settled:
+            attempt = await self._try_again(job, request, slab, attempt, self._fallback)
         job.drop(slab)
-        job.receipt.preemptions += row.preempted
-        no_speech = _probability(asked.watched[0])
-        confidence = row.cumulative_logprob / len(row.generated)
-        if no_speech > NO_SPEECH and confidence < UNSURE:
+        if attempt.silent:
             return None
+        return WindowText(
+            start=window.start,
+            count=len(window.samples),
+            tokens=attempt.tokens,
+            temperature=attempt.temperature,
+            avg_logprob=attempt.confidence,
+            no_speech_prob=attempt.no_speech,
+        )
+
+    async def _try_again(
+        self, job: Job, request: TokenRequest, slab: Holding, first: Attempt, fallback: Fallback
+    ) -> Attempt:
+        """Draws from the same slab, and the same prompt's cache, until an attempt is settled."""
+        tried = [first]
+        seed = 0
+        for temperature in fallback.temperatures:
+            rows = []
+            for _ in range(fallback.draws):
+                seed += 1
+                again = replace(request, sampling=Sampling(temperature=temperature), seed=seed, watched=())
+                rows.append(self._start(job, again, slab))
+            drawn = [self._judge(await row, first.no_speech) for row in rows]
+            tried.append(max(drawn, key=lambda attempt: attempt.confidence))
+            if tried[-1].settled:
+                break
+        return choose_attempt(tried)
+
+    def _judge(self, row: TokenRow, no_speech: float) -> Attempt:
+        """What a row that ended is worth."""
+        row.job.receipt.preemptions += row.preempted
         spoken = [token for token in row.generated if token != self.tokens.end]
-        return WindowText(window.start, len(window.samples), spoken, work.temperature, confidence, no_speech)
+        words = [token for token in spoken if token < self.tokens.first_stamp]
+        return Attempt(
+            tokens=spoken,
+            temperature=row.request.sampling.temperature,
+            confidence=row.cumulative_logprob / len(row.generated),
+            repetition=measure_repetition(self._fallback.decode(words)) if self._fallback is not None else 0.0,
+            no_speech=no_speech,
+        )
 
     async def _encode(self, job: Job, window: Window) -> Holding:
         row = OneShotRow(job, window.samples, 1)
@@ -178,7 +220,8 @@ def _tell(job: Job, text: WindowText | None) -> None:
 def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
     device = site.device.torch
     encoder, decoder = load_whisper(files.folder, device, read_dtype(options))
-    tokens = SpeechTokens.load(files, Tokenizer.load(files))
+    tokenizer = Tokenizer.load(files)
+    tokens = SpeechTokens.load(files, tokenizer)
     # on a CPU a window fills every core by itself, and other stages get their turn between two
     together = 1 if device.type == "cpu" else 16
     return TranscriptionProgram(
@@ -187,4 +230,5 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
         encoder.samples,
         tokens,
         files.reference,
+        Fallback(tokenizer.decode),
     )

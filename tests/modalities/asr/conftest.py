@@ -22,6 +22,7 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
+from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.features import LogMel
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
@@ -58,18 +59,11 @@ class Reference:
 
     def generate(self, samples: np.ndarray, prompt: list[int]) -> list[int]:
         """Greedy tokens after the prompt, up to the end or half the context."""
-        rules = LogitsProcessorList(
-            [
-                SuppressTokensAtBeginLogitsProcessor(list(TOKENS.suppressed_first), len(prompt)),
-                SuppressTokensLogitsProcessor(list(TOKENS.suppressed)),
-                WhisperTimeStampLogitsProcessor(self.model.generation_config, len(prompt)),
-            ]
-        )
         tokens = GenerationMixin.generate(
             self.model,
             self._features(samples),
             decoder_input_ids=torch.tensor([prompt]),
-            logits_processor=rules,
+            logits_processor=self._rules(len(prompt)),
             max_new_tokens=32,
             do_sample=False,
         )
@@ -80,6 +74,25 @@ class Reference:
         with torch.inference_mode():
             logits = self.model(input_features=self._features(samples), decoder_input_ids=torch.tensor([prompt])).logits
         return logits[0, -1].log_softmax(-1)
+
+    def confidence(self, samples: np.ndarray, prompt: list[int], tokens: list[int]) -> float:
+        """The mean logprob of `tokens` behind the prompt, each under the rules."""
+        ids = torch.tensor([[*prompt, *tokens]])
+        with torch.inference_mode():
+            logits = self.model(input_features=self._features(samples), decoder_input_ids=ids).logits
+        rules = self._rules(len(prompt))
+        places = range(len(prompt), ids.shape[1])
+        scores = [rules(ids[:, :place], logits[:, place - 1]).log_softmax(-1)[0, ids[0, place]] for place in places]
+        return float(torch.stack(scores).mean())
+
+    def _rules(self, begin: int) -> LogitsProcessorList:
+        return LogitsProcessorList(
+            [
+                SuppressTokensAtBeginLogitsProcessor(list(TOKENS.suppressed_first), begin),
+                SuppressTokensLogitsProcessor(list(TOKENS.suppressed)),
+                WhisperTimeStampLogitsProcessor(self.model.generation_config, begin),
+            ]
+        )
 
     def _features(self, samples: np.ndarray) -> torch.Tensor:
         return self.features(torch.from_numpy(np.pad(samples, (0, WINDOW - len(samples))))[None])
@@ -102,9 +115,14 @@ def reference(whisper) -> Reference:
 
 @pytest.fixture
 def drive(whisper) -> Callable[..., Driver]:
-    """`drive(Device, cache_bytes=...)`: a loop that serves the tiny model as `whisper`."""
+    """`drive(Device, cache_bytes=...)`: a loop that serves the tiny model as `whisper`.
 
-    def open_loop(device: type[Device] = Device, together: int = 4, **settings: object) -> Driver:
+    A random model is never sure, so it falls back on nothing unless it is told to.
+    """
+
+    def open_loop(
+        device: type[Device] = Device, together: int = 4, fallback: Fallback | None = None, **settings: object
+    ) -> Driver:
         values = {"max_rows": 6, "block": 4, "cache_bytes": 1 << 24, "superpage": 1 << 18, **settings}
         site = Site(device(), SiteSettings(**values))
         encoder, decoder = split_whisper(copy.deepcopy(whisper))
@@ -114,6 +132,7 @@ def drive(whisper) -> Callable[..., Driver]:
             encoder.samples,
             TOKENS,
             "tiny",
+            fallback,
         )
         return Driver(Loop(site, {"whisper": program}))
 
