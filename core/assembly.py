@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from polymux.core.config import EngineSettings, Settings
 from polymux.core.engine.spec import EngineSpec, ModelSpec
 from polymux.core.engine.supervisor import EngineProcess
-from polymux.core.errors import ConfigError
-from polymux.core.models import Catalogue, resolve
+from polymux.core.errors import ConfigError, ModelError, PolymuxError
+from polymux.core.models import Catalogue, ModelFiles, resolve
+from polymux.core.models.resolve import find_source
 from polymux.core.models.source import Report
 from polymux.core.pipeline import Front, Pipeline
 from polymux.core.plugins import Plugins
@@ -19,43 +21,100 @@ from polymux.core.vocabulary import NamedModel
 ENGINE = "main"
 
 
+@dataclass(frozen=True)
+class Halves:
+    """A model that was found: its front, and what an engine is told to load."""
+
+    model: NamedModel
+    pipeline: Pipeline
+    front: Front
+    spec: ModelSpec
+
+    def serve(self, engine: EngineProcess) -> Served:
+        return Served(self.model.name, tuple(self.pipeline.tasks), self.front, engine, self.model.aliases)
+
+
 def assemble(settings: Settings, plugins: Plugins, names: Sequence[str], report: Report) -> Service:
     """A service over the models called `names` (the default ones when there are none), in one engine process.
 
     Files are fetched and converted on first use; `report` is told what takes long. Nothing is loaded yet: that is
     `Service.start`. Raises `ModelError` for what cannot be resolved, `ConfigError` when there is nothing to serve.
     """
+    halves = gather_halves(settings, plugins, names, report)
+    engine = EngineProcess(make_spec(ENGINE, settings, plugins, halves))
+    return Service(half.serve(engine) for half in halves)
+
+
+def gather_halves(settings: Settings, plugins: Plugins, names: Sequence[str], report: Report) -> list[Halves]:
+    """The models to serve, with their fronts.
+
+    A default model, which a plugin brings and nobody asked for by name, is left out when it cannot be had, and
+    `report` is told why; unless none is left.
+    """
     models = Catalogue.gather(settings, plugins).choose(names)
     if not models:
         raise ConfigError("there is no model to serve: name one, or install the starters (pip install polymux-starter)")
-    halves: list[tuple[NamedModel, Pipeline, Front]] = []
-    specs: list[ModelSpec] = []
+    configured = {model.name for model in settings.models}
+    found: list[Halves] = []
+    failure: ModelError | None = None
     for model in models:
-        files = resolve(model.reference, sha256=model.sha256, sources=plugins.model_sources(), report=report)
-        pipeline = plugins.choose_pipeline(files, model.pipeline)
-        options = {**({"dtype": settings.engine.dtype} if settings.engine.dtype else {}), **model.options}
-        halves.append((model, pipeline, pipeline.front(files, options)))
-        specs.append(
-            ModelSpec(
-                name=model.name,
-                reference=files.reference,
-                folder=str(files.folder),
-                pipeline=pipeline.name,
-                options=options,
-            )
-        )
-    engine = EngineProcess(
-        EngineSpec(
-            name=ENGINE,
-            models=specs,
-            device=settings.engine.device,
-            plugin_dirs=[str(folder) for folder in settings.plugins.dirs],
-            disabled_plugins=list(settings.plugins.disable),
-            settings=read_site(settings.engine, models),
-        )
+        optional = not names and model.name not in configured
+        try:
+            found.append(open_half(settings, plugins, model, report, optional=optional))
+        except ModelError as error:
+            if not optional:
+                raise
+            failure = error
+            report(f"left out: {error.message}")
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
+def open_half(settings: Settings, plugins: Plugins, model: NamedModel, report: Report, *, optional: bool) -> Halves:
+    """Raises `ModelError`. What else a plugin's source or front raises disables the plugin, and is told as one."""
+    files = locate(plugins, model, report)
+    pipeline = plugins.choose_pipeline(files, model.pipeline)
+    options = {**({"dtype": settings.engine.dtype} if settings.engine.dtype else {}), **model.options}
+    try:
+        front = pipeline.front(files, options)
+    except PolymuxError:
+        raise
+    except Exception as error:
+        plugin = plugins.blame("pipelines", pipeline, error, f"{pipeline.name}.front")
+        raise ModelError(f"model {model.name}: {plugin.fault if plugin else error}") from error
+    spec = ModelSpec(
+        name=model.name,
+        reference=files.reference,
+        folder=str(files.folder),
+        pipeline=pipeline.name,
+        options=options,
+        optional=optional,
     )
-    return Service(
-        Served(model.name, tuple(pipeline.tasks), front, engine, model.aliases) for model, pipeline, front in halves
+    return Halves(model, pipeline, front, spec)
+
+
+def locate(plugins: Plugins, model: NamedModel, report: Report) -> ModelFiles:
+    sources = plugins.model_sources()
+    try:
+        return resolve(model.reference, sha256=model.sha256, sources=sources, report=report)
+    except PolymuxError:
+        raise
+    except Exception as error:
+        source, _ = find_source(model.reference, sources)
+        plugin = plugins.blame("model_sources", source, error, f"{source.scheme}:")
+        raise ModelError(f"model {model.name}: {plugin.fault if plugin else error}") from error
+
+
+def make_spec(name: str, settings: Settings, plugins: Plugins, halves: Sequence[Halves]) -> EngineSpec:
+    """What an engine process over these models is told."""
+    return EngineSpec(
+        name=name,
+        models=[half.spec for half in halves],
+        device=settings.engine.device,
+        plugin_dirs=[str(folder) for folder in settings.plugins.dirs],
+        disabled_plugins=plugins.left_out(),
+        settings=read_site(settings.engine, [half.model for half in halves]),
     )
 
 

@@ -62,9 +62,16 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSettings:
+    """Which plugins there are, and how long their start-up may take."""
+
     dirs: tuple[Path, ...] = ()
     """Files and folders with plugins, beside the installed ones; relative to the file that names them."""
     disable: tuple[str, ...] = ()
+    """Names of plugins to leave out."""
+    enable: tuple[str, ...] = ()
+    """With any name here, all other plugins but core's own are left out."""
+    patience_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """What an import or a hook may take before its plugin is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,10 @@
 A plugin is a module (entry-point group `polymux`, or a file in `--plugin-dir`) with functions marked `@hookimpl`
 and named like the ones below. Every hook runs at start-up or once per request at most, never per token or step.
 Hooks must be cheap to call and must not import torch: what is heavy belongs into the objects they return.
+
+These are the hooks of API level 1. Their names and arguments stay: a hook that is to go is marked with
+`warn_on_impl` for one release before the level rises, an argument with `warn_on_impl_args`, and `polymux plugins`
+shows the warning beside the plugin that still uses it.
 """
 
 from __future__ import annotations
@@ -12,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from polymux.core.cache.rules import StepCaching
     from polymux.core.compute.attention import AttentionBackend
+    from polymux.core.compute.quantization import Quantizer
     from polymux.core.models import ModelSource
     from polymux.core.pipeline import Pipeline
+    from polymux.core.plugins.example import Example
     from polymux.core.vocabulary import NamedModel, Task
 
 hookspec = pluggy.HookspecMarker("polymux")
@@ -23,7 +32,11 @@ hookimpl = pluggy.HookimplMarker("polymux")
 
 @hookspec
 def tasks() -> list[Task]:  # type: ignore[empty-body]
-    """Capabilities this plugin adds beyond the built-in ones, each with its route and schemas."""
+    """Capabilities this plugin adds beyond the built-in ones, each with its route and schemas.
+
+    A task with a `route` gets an endpoint with the limits, errors, metrics and OpenAPI of our own, and is reached by
+    `polymux.Client` without further code.
+    """
 
 
 @hookspec
@@ -45,8 +58,23 @@ def model_sources() -> list[ModelSource]:  # type: ignore[empty-body]
 def attention_backends() -> list[AttentionBackend]:  # type: ignore[empty-body]
     """Attention implementations; each says on which devices and shapes it can run, and is probed at start.
 
-    The first that refuses nothing is taken, a plugin's before core's own. Called in engines only: this hook alone may
-    import torch.
+    The first that refuses nothing is taken, a plugin's before core's own. Called in engines only: may import torch.
+    """
+
+
+@hookspec
+def quantizers() -> list[Quantizer]:  # type: ignore[empty-body]
+    """Number formats of linear layers, by the name that a model's option `quantization` uses.
+
+    A plugin's come before core's own. Called in engines only: may import torch.
+    """
+
+
+@hookspec
+def step_caches() -> list[StepCaching]:  # type: ignore[empty-body]
+    """Rules by which a denoising model skips steps, by the name that a model's option `step_cache` uses.
+
+    A plugin's come before core's own. Called in engines only: may import torch.
     """
 
 
@@ -57,9 +85,26 @@ def routes() -> list[Any]:  # type: ignore[empty-body]
 
 @hookspec
 def middleware() -> list[Any]:  # type: ignore[empty-body]
-    """Starlette `Middleware` entries, outermost first, for the gateway."""
+    """Starlette `Middleware` entries, outermost first, inside of the gateway's own access log and keys.
+
+    One that raises before it has passed a request on is left out from then on, and the request goes on without it.
+    """
 
 
 @hookspec
 def commands(app: Any) -> None:
-    """Add verbs to the command line: `app` is the typer application of `polymux`."""
+    """Add verbs to the command line.
+
+    `app` is the typer application of `polymux`; a verb finds settings and plugins in `ctx.obj` (`core.cli.Frame`).
+    A verb that another plugin has already is refused.
+    """
+
+
+@hookspec
+def examples() -> list[Example]:  # type: ignore[empty-body]
+    """A tiny model for each pipeline, and what to ask it. Called by `polymux plugin check` only: may import torch."""
+
+
+@hookspec
+def checks() -> list[Path]:  # type: ignore[empty-body]
+    """Pytest files that `polymux plugin check` runs on every plugin: what plugins owe to this one."""

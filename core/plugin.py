@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
@@ -38,6 +39,13 @@ def attention_backends() -> list[AttentionBackend]:
     from polymux.core.compute.triton.attention import TritonAttention
 
     return [TritonAttention(), NativeAttention()]
+
+
+@hookimpl
+def checks() -> list[Path]:
+    from polymux.core.testing import conformance
+
+    return sorted(Path(conformance.__file__).parent.glob("check_*.py"))
 
 
 @hookimpl

@@ -20,7 +20,7 @@ import msgspec
 
 from polymux.core.answers import Answers
 from polymux.core.engine.client import Engine
-from polymux.core.errors import ConfigError, InvalidRequest, ModelNotFound
+from polymux.core.errors import ConfigError, InvalidRequest, ModelNotFound, NotReady
 from polymux.core.pipeline import Front
 from polymux.core.preparers import Preparers
 
@@ -107,12 +107,16 @@ class Service:
     ) -> Answers:
         """Ask a model; enter the result to start. `deadline` is in seconds from now.
 
-        Raises `ModelNotFound`, or `InvalidRequest` when the model does not serve the task.
+        Raises `ModelNotFound`, `InvalidRequest` when the model does not serve the task, `NotReady` when it is a
+        default one that could not be loaded.
         """
         served = self.find(model)
         if task not in served.tasks:
             tasks = ", ".join(served.tasks)
             raise InvalidRequest(f"model {served.name} does not serve {task!r}; it serves: {tasks}", param="model")
+        error = served.engine.models.get(served.name, {}).get("error")
+        if error is not None:
+            raise NotReady(f"this model could not be loaded: {error}")
         job = f"{request_id or 'job'}-{next(self._jobs)}"
         return Answers(served, self._preparers, job, task, ask, priority, deadline)
 

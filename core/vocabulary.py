@@ -28,17 +28,23 @@ API_LEVEL = 1
 
 @dataclass(frozen=True)
 class Route:
-    """Where a task is reached over HTTP, as data: the gateway mounts it with limits, metrics and OpenAPI.
-
-    `request` and `response` are pydantic models; `stream` names the streaming kind: "none", "sse" or "bytes".
-    """
+    """Where a task is reached over HTTP, as data: the gateway mounts it with limits, metrics and OpenAPI."""
 
     method: str
+    """GET or POST."""
     path: str
+    """Begins with a slash."""
     request: type | None = None
+    """A pydantic model with a field `model`; None: made from the task's ask."""
     response: type | None = None
+    """A pydantic model of the body, or of one frame of a stream."""
     stream: str = "none"
+    """none: one answer is the body; sse: each answer is a frame; bytes: the answers' `data`, one after the other."""
     summary: str = ""
+    """One line for the documents."""
+    upload: str | None = None
+    """The field of a multipart form that carries a file. The ask's field of that name is the path where it lies until
+    the last answer. None: the body is JSON."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from polymux.core.errors import PolymuxError
-from polymux.core.vocabulary import Task
+from polymux.core.plugins import Plugins
 from polymux.gateway.access import Access
 from polymux.gateway.auth import Auth
 from polymux.gateway.errors import on_http_exception, on_polymux_error
+from polymux.gateway.extensions import gather_middleware, gather_routes
 from polymux.gateway.routes import (
     chat,
     completions,
@@ -31,6 +32,7 @@ from polymux.gateway.routes import (
     tokens,
     transcriptions,
 )
+from polymux.gateway.routes import plugins as known_plugins
 from polymux.gateway.settings import GatewaySettings
 from polymux.gateway.state import Gateway
 
@@ -42,17 +44,18 @@ def create_app(
     service: Service,
     settings: GatewaySettings | None = None,
     *,
-    extra_tasks: Sequence[Task] = (),
+    plugins: Plugins | None = None,
     extra_routes: Sequence[BaseRoute] = (),
-    extra_middleware: Sequence[Middleware] = (),
 ) -> Starlette:
     """The gateway. What plugins add stands behind the same keys, log and errors as our own.
 
+    `extra_routes` are of whoever embeds the application, beside those of `plugins`.
     Raises `ConfigError` for settings that would be unsafe.
     """
     settings = settings or GatewaySettings()
     settings.check()
-    gateway = Gateway(service, settings)
+    plugins = plugins or Plugins()
+    gateway = Gateway(service, settings, plugins)
     endpoints = [
         chat.ENDPOINT,
         completions.ENDPOINT,
@@ -65,15 +68,21 @@ def create_app(
         speech.ENDPOINT,
         images.ENDPOINT,
         *models.ENDPOINTS,
+        known_plugins.ENDPOINT,
         *health.ENDPOINTS,
     ]
-    endpoints += tasks.make_endpoints(extra_tasks, taken={endpoint.key for endpoint in endpoints})
+    endpoints += tasks.make_endpoints(plugins, taken={endpoint.key for endpoint in endpoints})
     app = Starlette(
-        routes=[*(endpoint.mount() for endpoint in endpoints), *docs.make_routes(endpoints), *extra_routes],
+        routes=[
+            *(endpoint.mount() for endpoint in endpoints),
+            *docs.make_routes(endpoints),
+            *extra_routes,
+            *gather_routes(plugins),
+        ],
         middleware=[
             Middleware(Access, gateway=gateway),
             Middleware(Auth, keys=settings.api_keys),
-            *extra_middleware,
+            *gather_middleware(plugins),
         ],
         exception_handlers={PolymuxError: on_polymux_error, HTTPException: on_http_exception},
     )

@@ -37,13 +37,7 @@ def serve(
     settings.check()
     listener = bind_socket(settings)
     service = assemble(frame.settings, frame.plugins, models or [], tell)
-    app = create_app(
-        service,
-        settings,
-        extra_tasks=frame.plugins.tasks(),
-        extra_routes=frame.plugins.routes(),
-        extra_middleware=frame.plugins.middleware(),
-    )
+    app = create_app(service, settings, plugins=frame.plugins)
     bound, number = listener.getsockname()[:2]
     address = f"http://{f'[{bound}]' if ':' in bound else bound}:{number}"
     tell(f"listening on {address}, loading {', '.join(service.names())}")

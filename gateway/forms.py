@@ -10,6 +10,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polymux.core.errors import InvalidRequest, Overloaded, TooLarge, UnsupportedMedia
 
@@ -66,6 +67,20 @@ class Form:
             else:
                 values[name] = value
         return values
+
+
+class FormResponse:
+    """Keeps a form's file until its answer is sent, or its client has left."""
+
+    def __init__(self, form: Form, response: ASGIApp) -> None:
+        self.form = form
+        self.response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.response(scope, receive, send)
+        finally:
+            self.form.close()
 
 
 async def read_form(request: Request, limit: int) -> Form:

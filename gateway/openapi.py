@@ -64,6 +64,8 @@ def _describe(endpoint: Endpoint, references: Any) -> dict[str, Any]:
             "default": {"description": "What went wrong", "content": {"application/json": failure}},
         },
     }
+    if endpoint.task is not None:
+        operation["x-polymux"] = {"task": endpoint.task, "stream": endpoint.mode, "upload": endpoint.upload}
     if "{" in endpoint.path:
         name = endpoint.path.partition("{")[2].partition(":")[0].rstrip("}")
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]

@@ -12,12 +12,14 @@ from polymux.gateway.metrics import Metrics
 from polymux.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
+    from polymux.core.plugins import Plugins
     from polymux.core.service import Service
 
 
 class Gateway:
-    def __init__(self, service: Service, settings: GatewaySettings) -> None:
+    def __init__(self, service: Service, settings: GatewaySettings, plugins: Plugins) -> None:
         self.service = service
+        self.plugins = plugins
         self.settings = settings
         self.gates = Gates(settings.max_running, settings.max_waiting)
         self.metrics = Metrics(self.gates, service)

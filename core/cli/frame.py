@@ -20,7 +20,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.main import get_command
 
-from polymux.core.config import Config, Settings, read_config
+from polymux.core.config import Config, PluginSettings, Settings, read_config
 from polymux.core.errors import ConfigError, ModelError, PluginError, PolymuxError
 from polymux.core.plugins import Plugins, load_plugins
 
@@ -70,11 +70,16 @@ def open_frame(arguments: Sequence[str]) -> tuple[Frame, list[str]]:
     config = read_config(own.config)
     given = {"plugins": {"dirs": own.plugin_dir, "disable": own.disable_plugin}}
     settings = config.settings(given)
-    plugins = load_plugins(settings.plugins.dirs, settings.plugins.disable)
+    plugins = open_plugins(settings.plugins)
     for record in plugins.records:
         if record.fault is not None:
             typer.echo(f"polymux: {record.fault}", err=True)
     return Frame(config, settings, plugins), rest
+
+
+def open_plugins(settings: PluginSettings) -> Plugins:
+    """The plugins that the settings ask for."""
+    return load_plugins(settings.dirs, settings.disable, enable=settings.enable, patience=settings.patience_seconds)
 
 
 def split_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -2,7 +2,6 @@
 
     Int8Linear         a linear layer whose weights are int8 with one scale per output
     merge_linears      several layers that read the same input -> one layer
-    quantize_linears   every torch.nn.Linear of a module -> Int8Linear, in place
 
 Weights are rounded to the nearest of 255 levels per output channel (Jacob et al. 2018, section 2.1, symmetric and per
 channel as in Krishnamoorthi 2018, section 3.1.1). Two ways lead to the product:
@@ -15,7 +14,7 @@ channel as in Krishnamoorthi 2018, section 3.1.1). Two ways lead to the product:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -111,18 +110,6 @@ def merge_linears(linears: Sequence[nn.Linear], *, native: bool = True) -> Int8L
     if any(linear.bias is not None for linear in linears):
         bias = torch.cat([_bias_or_zeros(linear) for linear in linears])
     return Int8Linear(weight, bias, native=native)
-
-
-def quantize_linears(
-    module: nn.Module, keep: Callable[[str], bool] = lambda name: False, *, native: bool = True
-) -> int:
-    """Replace every `torch.nn.Linear` below `module`, except those whose qualified name `keep` names; how many."""
-    found = [(name, child) for name, child in module.named_modules() if type(child) is nn.Linear and name]
-    chosen = [(name, child) for name, child in found if not keep(name)]
-    for name, child in chosen:
-        parent, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(parent), attribute, Int8Linear(child.weight, child.bias, native=native))
-    return len(chosen)
 
 
 def _pad_inputs(matrix: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from polymux.core.batch.tokens import TokenModel
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast import accelerate
-from polymux.core.compute.quantization import find_quantization
+from polymux.core.compute.quantization import Quantizer, find_quantization
 from polymux.core.errors import ConfigError, ModelError
 
 TIERS = ("fast", "reference")
@@ -24,15 +25,17 @@ def load_decoder(
     tier: str = "fast",
     quantization: str | None = None,
     positions: int | None = None,
+    quantizers: Sequence[Quantizer] = (),
 ) -> TokenModel:
     """A decoder from a model folder, on the fast tier where its structure allows.
 
-    `quantization` replaces the linear layers ("int8": weights in 8 bits, on a CPU); it needs the fast tier.
+    `quantization` replaces the linear layers by a format of `quantizers` or of core ("int8": weights in 8 bits, on a
+    CPU); it needs the fast tier.
     Raises `ModelError` when the architecture cannot be served, `ConfigError` for a wrong option.
     """
     if tier not in TIERS:
         raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")
-    make = find_quantization(quantization, device)
+    make = find_quantization(quantization, device, quantizers)
     if make is not None and tier != "fast":
         raise ConfigError(f"quantization {quantization!r} needs the fast tier", param="quantization")
     config = AutoConfig.from_pretrained(folder)

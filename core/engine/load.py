@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from polymux.core.compute.device import open_device
+from polymux.core.compute.device import Device, open_device
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.spec import EngineSpec, ModelSpec
@@ -29,18 +29,36 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
     Raises `ModelError`, naming the model, or `ConfigError`.
     """
     plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
-    site = Site(open_device(spec.device), read_settings(spec.settings), tuple(plugins.attention_backends()))
+    site = open_site(plugins, open_device(spec.device), read_settings(spec.settings))
     programs: dict[str, Program] = {}
     facts: dict[str, dict[str, Any]] = {}
     for model in spec.models:
         began = time.monotonic()
-        programs[model.name] = load_program(model, plugins, site)
+        try:
+            programs[model.name] = load_program(model, plugins, site)
+        except ModelError as error:
+            if not model.optional or len(spec.models) == 1:
+                raise
+            log.error("left out: %s", error.message)
+            facts[model.name] = {"error": error.message}
+            continue
         facts[model.name] = {
             **programs[model.name].describe(),
             **{name: model.options[name] for name in STATED if name in model.options},
             "load_seconds": round(time.monotonic() - began, 3),
         }
     return Loop(site, programs), facts
+
+
+def open_site(plugins: Plugins, device: Device, settings: SiteSettings) -> Site:
+    """The device with everything that plugins bring for it."""
+    return Site(
+        device,
+        settings,
+        tuple(plugins.attention_backends()),
+        tuple(plugins.quantizers()),
+        tuple(plugins.step_caches()),
+    )
 
 
 def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polymux.core.cache.arena import SUPERPAGE, Arena
+from polymux.core.cache.rules import StepCaching, open_rule
+from polymux.core.cache.stepcache import StepRule
 from polymux.core.compute.attention import AttentionBackend, choose_attention
 from polymux.core.compute.device import Device
+
+if TYPE_CHECKING:
+    from polymux.core.compute.quantization import Quantizer
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Site:
     device: Device = field(default_factory=Device)
     settings: SiteSettings = field(default_factory=SiteSettings)
     attention_backends: tuple[AttentionBackend, ...] = ()
+    quantizers: tuple[Quantizer, ...] = ()
+    step_caches: tuple[StepCaching, ...] = ()
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.settings.cache_bytes, self.device.torch, self.settings.superpage)
@@ -48,3 +57,7 @@ class Site:
     def attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:
         """The attention backend for heads of `dim` in `dtype` on this device."""
         return choose_attention(self.attention_backends, self.device.torch, dtype, dim)
+
+    def step_rule(self, options: Mapping[str, Any]) -> StepRule | None:
+        """The rule that a model's options ask for under `step_cache`. Raises `ConfigError`."""
+        return open_rule(options.get("step_cache"), self.step_caches)

@@ -15,6 +15,8 @@ class ModelSpec(msgspec.Struct, kw_only=True):
     folder: str
     pipeline: str
     options: dict[str, Any] = {}
+    optional: bool = False
+    """Nobody asked for it by name: when it cannot be loaded, the others are served, and its facts say `error`."""
 
 
 class EngineSpec(msgspec.Struct, kw_only=True):

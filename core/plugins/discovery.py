@@ -13,35 +13,52 @@ from types import ModuleType
 
 from polymux.core.errors import ConfigError, PluginError
 from polymux.core.plugins.plugin import Plugin
+from polymux.core.plugins.registry import BUILT_IN as ORIGIN
 from polymux.core.plugins.registry import GROUP, Plugins
+from polymux.core.plugins.watch import PATIENCE
 
 BUILT_IN = {"core": "polymux.core.plugin"}
 
 
-def load_plugins(folders: Iterable[Path] = (), disable: Iterable[str] = ()) -> Plugins:
+def load_plugins(
+    folders: Iterable[Path] = (),
+    disable: Iterable[str] = (),
+    *,
+    enable: Iterable[str] = (),
+    patience: float = PATIENCE,
+) -> Plugins:
     """Find and register every plugin: core's own, installed ones, then those under `folders`.
 
-    Raises `ConfigError` for a folder that is not there or a disabled name that no plugin has; a fault inside a
-    plugin raises nothing (see `Plugin.fault`).
+    `disable` leaves some out; with `enable`, all but those and core's own are left out. Raises `ConfigError` for a
+    folder that is not there or for a name that no plugin has; a fault inside a plugin raises nothing (see
+    `Plugin.fault`).
     """
     found = [
-        *(Plugin(name, "built-in", partial(importlib.import_module, module)) for name, module in BUILT_IN.items()),
+        *(Plugin(name, ORIGIN, partial(importlib.import_module, module)) for name, module in BUILT_IN.items()),
         *find_installed(),
         *(plugin for folder in folders for plugin in find_in_folder(Path(folder))),
     ]
-    unwanted = set(disable)
-    unknown = unwanted - {plugin.name for plugin in found}
-    if unknown:
-        names = ", ".join(sorted({plugin.name for plugin in found}))
-        raise ConfigError(
-            f"cannot disable unknown plugin {', '.join(sorted(unknown))}; found: {names}", param="plugins.disable"
-        )
-    plugins = Plugins()
+    unwanted, wanted = set(disable), set(enable)
+    refuse_unknown(unwanted, found, "disable")
+    refuse_unknown(wanted, found, "enable")
+    plugins = Plugins(patience=patience)
     for plugin in found:
         if plugin.name in unwanted:
-            plugin.status = "disabled"
+            plugin.status, plugin.reason = "disabled", "left out by plugins.disable or --disable-plugin"
+        elif wanted and plugin.name not in wanted and plugin.origin != ORIGIN:
+            plugin.status, plugin.reason = "disabled", "not among plugins.enable"
         plugins.register(plugin)
     return plugins
+
+
+def refuse_unknown(names: set[str], found: Iterable[Plugin], setting: str) -> None:
+    """Raise `ConfigError` for a name that no plugin has."""
+    known = {plugin.name for plugin in found}
+    if unknown := sorted(names - known):
+        raise ConfigError(
+            f"cannot {setting} unknown plugin {', '.join(unknown)}; found: {', '.join(sorted(known))}",
+            param=f"plugins.{setting}",
+        )
 
 
 def find_installed() -> list[Plugin]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+
+from polymux.core.plugins.watch import Cost
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,17 @@ class Plugin:
     hooks: tuple[str, ...] = ()
     fault: Fault | None = None
     status: str = "enabled"
-    """enabled; disabled (by the user); failed (see `fault`)."""
+    """enabled; disabled (by the user, see `reason`); failed (see `fault`)."""
+    reason: str = ""
+    """Why the user's settings leave it out."""
+    notes: list[str] = field(default_factory=list)
+    """What works and should be otherwise: slow hooks, prints, what the next API level drops."""
+    trace: dict[str, Cost] = field(default_factory=dict)
+    """Call -> what it cost: `import`, and every hook that was called."""
+
+    def record(self, call: str, cost: Cost) -> None:
+        self.trace[call] = cost
+        self.notes += cost.warn(call)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -44,7 +56,9 @@ class Plugin:
             "status": self.status,
             "api_level": self.api_level,
             "hooks": list(self.hooks),
-            "reason": str(self.fault) if self.fault else None,
+            "reason": str(self.fault) if self.fault else self.reason or None,
+            "notes": list(self.notes),
+            "trace": {call: {"ms": cost.ms, "mib": cost.mib} for call, cost in self.trace.items()},
         }
 
 

@@ -6,10 +6,11 @@ that cannot be imported. Here each plugin is imported, registered and called on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -18,23 +19,21 @@ from polymux.core import hooks
 from polymux.core.errors import ModelError, PluginError
 from polymux.core.models import ModelFiles, ModelSource
 from polymux.core.pipeline import Pipeline
+from polymux.core.plugins.example import Example
+from polymux.core.plugins.kinds import check_answer, read_api_level, read_kind
 from polymux.core.plugins.plugin import Fault, Plugin, locate
-from polymux.core.vocabulary import API_LEVEL, NamedModel, Task
+from polymux.core.plugins.watch import PATIENCE, call_watched
+from polymux.core.vocabulary import NamedModel, Task
 
 if TYPE_CHECKING:
+    from polymux.core.cache.rules import StepCaching
     from polymux.core.compute.attention import AttentionBackend
+    from polymux.core.compute.quantization import Quantizer
 
 GROUP = "polymux"
-OLDEST_API_LEVEL = 1
+BUILT_IN = "built-in"
+"""The origin of what core itself brings."""
 HOOKS = tuple(sorted(name for name, value in vars(hooks).items() if hasattr(value, f"{GROUP}_spec")))
-
-KINDS: dict[str, tuple[type, str]] = {
-    "tasks": (Task, "name"),
-    "pipelines": (Pipeline, "name"),
-    "named_models": (NamedModel, "name"),
-    "model_sources": (ModelSource, "scheme"),
-}
-"""Hook -> what its list must hold, and the attribute that must be unique over all plugins."""
 
 
 @dataclass
@@ -42,6 +41,8 @@ class Plugins:
     """Every plugin that was found, and the hooks of those that work. Build one with `load_plugins`."""
 
     records: list[Plugin] = field(default_factory=list)
+    patience: float = PATIENCE
+    """Seconds that an import or a hook may take."""
 
     def __post_init__(self) -> None:
         self._manager = pluggy.PluginManager(GROUP)
@@ -64,6 +65,20 @@ class Plugins:
         """In the order in which they are to be tried: a plugin's before core's own. Imports torch."""
         return self._collect("attention_backends")[::-1]
 
+    def quantizers(self) -> list[Quantizer]:
+        """Imports torch."""
+        return self._collect("quantizers")
+
+    def step_caches(self) -> list[StepCaching]:
+        return self._collect("step_caches")
+
+    def examples(self) -> list[Example]:
+        """May import torch."""
+        return self._collect("examples")
+
+    def checks(self) -> list[Path]:
+        return self._collect("checks")
+
     def routes(self) -> list[Any]:
         return self._collect("routes")
 
@@ -71,9 +86,37 @@ class Plugins:
         return self._collect("middleware")
 
     def add_commands(self, app: Any) -> None:
-        """Let every plugin add its verbs to the typer application `app`."""
-        for plugin in self._implementers("commands"):
+        """Let every plugin add its verbs to the typer application `app`. One that fails adds none."""
+        for plugin in list(self._implementers("commands")):
+            before = len(app.registered_commands), len(app.registered_groups)
+            taken = {command.name for command in app.registered_commands}
             self._call(plugin, "commands", app=app)
+            twice = sorted(taken & {command.name for command in app.registered_commands[before[0] :]})
+            if twice:
+                self._fail(plugin, "commands", PluginError(f"the verb {twice[0]!r} is taken; choose another name"))
+            if plugin.status != "enabled":
+                del app.registered_commands[before[0] :], app.registered_groups[before[1] :]
+
+    def find(self, name: str) -> Plugin:
+        """The plugin of that name. Raises `PluginError`, listing those that were found."""
+        for plugin in self.records:
+            if plugin.name == name:
+                return plugin
+        names = ", ".join(plugin.name for plugin in self.records)
+        raise PluginError(f"there is no plugin {name!r}; found: {names}")
+
+    def answers(self, hook: str) -> list[tuple[Plugin, list[Any]]]:
+        """Who answered a list hook, and what, from the plugins that are enabled now."""
+        self._collect(hook)
+        return [(plugin, values) for plugin, values in self._answers[hook] if plugin.status == "enabled"]
+
+    def blame(self, hook: str, value: Any, error: BaseException, what: str = "") -> Plugin | None:
+        """What a plugin gave for `hook` went wrong in use: it is disabled, and the plugin returned."""
+        for plugin, values in self._answers.get(hook, ()):
+            if any(own is value for own in values):
+                self._fail(plugin, f"{hook}: {what}" if what else hook, error)
+                return plugin
+        return None
 
     def choose_pipeline(self, files: ModelFiles, name: str | None = None) -> Pipeline:
         """The pipeline called `name`, or the first that accepts `files`.
@@ -87,16 +130,10 @@ class Plugins:
                     return pipeline
             names = ", ".join(sorted(pipeline.name for pipeline in known)) or "none"
             raise ModelError(f"no pipeline is called {name!r}; there are: {names}. `polymux plugins` lists them")
-        for plugin, pipelines in list(self._answers["pipelines"]):
-            pipeline: Pipeline
+        for plugin, pipelines in self.answers("pipelines"):
             for pipeline in pipelines:
-                try:
-                    if plugin.status == "enabled" and pipeline.accepts(files):
-                        return pipeline
-                except ModelError:
-                    raise
-                except Exception as error:
-                    self._fail(plugin, f"pipelines: {pipeline.name}.accepts", error)
+                if plugin.status == "enabled" and self._accepts(plugin, pipeline, files):
+                    return pipeline
         kind = files.config().get("model_type") or files.config().get("architectures") or "no model_type"
         names = ", ".join(sorted(pipeline.name for pipeline in known)) or "none"
         raise ModelError(
@@ -114,24 +151,30 @@ class Plugins:
             message = f"the name {plugin.name!r} is already taken by {first.origin}"
             self._fail(plugin, "name", PluginError(message), "Rename one of the two, or uninstall it")
             return
-        try:
-            plugin.module = plugin.load()
-        except ImportError as error:
-            self._fail(
-                plugin, "import", error, f"Install what it imports, or leave it out: --disable-plugin {plugin.name}"
-            )
+        imported = call_watched(plugin.load, self._patience(plugin))
+        plugin.record("import", imported.cost)
+        if imported.error is not None:
+            absent = isinstance(imported.error, ImportError)
+            advice = f"Install what it imports, or leave it out: --disable-plugin {plugin.name}" if absent else None
+            self._fail(plugin, "import", imported.error, advice)
             return
-        except (Exception, SystemExit) as error:
-            self._fail(plugin, "import", error)
-            return
+        plugin.module = imported.value
         try:
             plugin.api_level = read_api_level(plugin.module)
-            self._manager.register(plugin.module, name=plugin.name)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                self._manager.register(plugin.module, name=plugin.name)
+            plugin.notes += [str(warning.message) for warning in told]
             plugin.hooks = self._read_hooks(plugin)
         except PluginError as error:
             self._fail(plugin, "contract", error, "Upgrade the plugin or polymux so that both speak one level")
         except (pluggy.PluginValidationError, ValueError) as error:
             self._fail(plugin, "signature", error, f"Compare it with {hooks.__name__}")
+
+    def left_out(self) -> list[str]:
+        """Names that another process, which looks for plugins by itself, need not try."""
+        working = {plugin.name for plugin in self.records if plugin.status == "enabled"}
+        return sorted({plugin.name for plugin in self.records} - working)
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, origin, status, API level, hooks and reason of every plugin, for `plugins` and its route."""
@@ -164,12 +207,25 @@ class Plugins:
 
     def _call(self, plugin: Plugin, hook: str, **arguments: Any) -> Any:
         others = [other.module for other in self.records if other.module and other.module is not plugin.module]
-        try:
-            answers = self._manager.subset_hook_caller(hook, others)(**arguments)
-        except (Exception, SystemExit) as error:
-            self._fail(plugin, hook, error)
+        caller = self._manager.subset_hook_caller(hook, others)
+        outcome = call_watched(lambda: caller(**arguments), self._patience(plugin))
+        plugin.record(hook, outcome.cost)
+        if outcome.error is not None:
+            self._fail(plugin, hook, outcome.error)
             return None
-        return answers[0] if answers else None
+        return outcome.value[0] if outcome.value else None
+
+    def _patience(self, plugin: Plugin) -> float | None:
+        """Our own hooks may have to import torch, which takes as long as it takes."""
+        return None if plugin.origin == BUILT_IN else self.patience
+
+    def _accepts(self, plugin: Plugin, pipeline: Pipeline, files: ModelFiles) -> bool:
+        outcome = call_watched(lambda: pipeline.accepts(files), self._patience(plugin))
+        if isinstance(outcome.error, ModelError):
+            raise outcome.error
+        if outcome.error is not None:
+            self._fail(plugin, f"pipelines: {pipeline.name}.accepts", outcome.error)
+        return bool(outcome.value)
 
     def _check(self, plugin: Plugin, hook: str, values: Any) -> bool:
         try:
@@ -180,10 +236,11 @@ class Plugins:
         return True
 
     def _keys(self, hook: str) -> Iterator[tuple[str, str]]:
-        if hook in KINDS:
-            for plugin, values in self._answers[hook]:
-                for value in values:
-                    yield getattr(value, KINDS[hook][1]), plugin.name
+        key = read_kind(hook)[1]
+        for plugin, values in self._answers[hook]:
+            for value in values:
+                if key is not None:
+                    yield getattr(value, key), plugin.name
 
     def _fail(self, plugin: Plugin, hook: str, error: BaseException, advice: str | None = None) -> None:
         plugin.status = "failed"
@@ -195,37 +252,3 @@ class Plugins:
         )
         if plugin.module is not None and self._manager.is_registered(plugin.module):
             self._manager.unregister(plugin.module)
-
-
-def read_api_level(module: ModuleType) -> int:
-    """The level that a plugin states as `POLYMUX_API_LEVEL`; the oldest one when it states none."""
-    level = getattr(module, "POLYMUX_API_LEVEL", OLDEST_API_LEVEL)
-    if not isinstance(level, int):
-        raise PluginError(f"POLYMUX_API_LEVEL is {level!r}, not a whole number")
-    if not OLDEST_API_LEVEL <= level <= API_LEVEL:
-        raise PluginError(f"it speaks API level {level}; this polymux speaks {OLDEST_API_LEVEL} to {API_LEVEL}")
-    return level
-
-
-def check_answer(hook: str, values: Any, taken: dict[str, str]) -> None:
-    """Raise `PluginError` unless `values` is a list of what the hook asks for, under names not yet `taken`."""
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise PluginError(f"it returned {type(values).__name__}, not a list")
-    if hook == "attention_backends":
-        from polymux.core.compute.attention import AttentionBackend  # only engines ask, and they have torch
-
-        kind, key = AttentionBackend, "name"
-    elif hook in KINDS:
-        kind, key = KINDS[hook]
-    else:
-        return
-    seen = dict(taken)
-    for value in values:
-        if not isinstance(value, kind):
-            raise PluginError(f"it returned a {type(value).__name__} where a {kind.__name__} belongs")
-        name = getattr(value, key, None)
-        if not isinstance(name, str) or not name:
-            raise PluginError(f"a {kind.__name__} has no {key}")
-        if name in seen:
-            raise PluginError(f"{key} {name!r} is already registered by plugin {seen[name]!r}")
-        seen[name] = "itself"

@@ -25,6 +25,12 @@ class Endpoint:
     response: type[BaseModel] | None = None
     stream: type[BaseModel] | None = None
     media: str = "application/json"
+    task: str | None = None
+    """The plugin's task behind it, for clients that know no more than its name."""
+    mode: str = "none"
+    """How that task answers: none, sse or bytes."""
+    upload: str | None = None
+    """The field of its form that carries a file."""
 
     def mount(self) -> Route:
         return Route(self.path, self.handle, methods=[self.method])

@@ -1,6 +1,7 @@
 """The routes that plugins bring with their tasks, as data, mounted like our own: limits, metrics, OpenAPI, errors.
 
 What a plugin author must know:
+- With `route.upload` the body is a multipart form: a file in that field, and the request's fields beside it.
 - The body is checked by `route.request`, a pydantic model with a field `model`, or, without one, by the task's ask
   itself. The ask is made of the fields that both have. Fields that neither knows are refused.
 - stream "none": the job answers once, then `Done`. The answer's fields are the body, with `usage` and `receipt`.
@@ -11,19 +12,21 @@ What a plugin author must know:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Set
-from typing import Any, cast
+from collections.abc import Set
+from typing import Annotated, Any, cast, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, WithJsonSchema, create_model
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from polymux.core.errors import InternalError, InvalidRequest, PluginError, PolymuxError
+from polymux.core.plugins import Plugins
 from polymux.core.tasks import Done
 from polymux.core.vocabulary import Route, Task
 from polymux.gateway.answering import EventFrames, Headers, StreamResponse, WholeResponse, frame_json
 from polymux.gateway.bodies import check_request, read_json
+from polymux.gateway.forms import Form, FormResponse, Upload, read_form
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.state import gateway_of
@@ -34,11 +37,11 @@ KINDS = ("none", "sse", "bytes")
 METHODS = ("GET", "POST")
 
 
-def make_endpoints(tasks: Iterable[Task], taken: Set[tuple[str, str]]) -> list[Endpoint]:
-    """A task whose route is malformed, or taken by another, is left out and the log says why; the rest are served."""
+def make_endpoints(plugins: Plugins, taken: Set[tuple[str, str]]) -> list[Endpoint]:
+    """A task whose route is malformed, or taken by another, costs its plugin, which says why; the rest are served."""
     endpoints: list[Endpoint] = []
     used = set(taken)
-    for task in tasks:
+    for task in plugins.tasks():
         if task.route is None:
             continue
         try:
@@ -46,7 +49,8 @@ def make_endpoints(tasks: Iterable[Task], taken: Set[tuple[str, str]]) -> list[E
             if endpoint.key in used:
                 raise PluginError(f"{' '.join(endpoint.key)} is taken; choose another path")
         except PluginError as error:
-            logger.error("task %r is not served: %s", task.name, error.message)
+            plugin = plugins.blame("tasks", task, error, task.name)
+            logger.error("task %r is not served: %s", task.name, plugin.fault if plugin else error.message)
         else:
             used.add(endpoint.key)
             endpoints.append(endpoint)
@@ -58,6 +62,8 @@ def _check_route(route: Route) -> None:
         raise PluginError(f"method must be one of {METHODS}, not {route.method!r}")
     if not route.path.startswith("/"):
         raise PluginError(f"path must start with '/', not {route.path!r}")
+    if route.upload is not None and route.method.upper() != "POST":
+        raise PluginError("a route with an upload must be POST")
     if route.stream not in KINDS:
         raise PluginError(f"stream must be one of {KINDS}, not {route.stream!r}")
     for model in (route.request, route.response):
@@ -73,17 +79,27 @@ def make_endpoint(task: Task, route: Route) -> Endpoint:
     known = {field.name for field in msgspec.structs.fields(task.ask)}
     if "model" not in schema.model_fields:
         raise PluginError("its request needs a field 'model'")
-    lost = set(schema.model_fields) - known - {"model"}
+    lost = (set(schema.model_fields) | ({route.upload} if route.upload else set())) - known - {"model"}
     if lost:
         raise PluginError(f"its ask has no field for {sorted(lost)} of its request")
+    schema = _add_upload(schema, route.upload)
 
-    async def serve_task(request: Request) -> ASGIApp:
-        fields = await _read_fields(request, method)
+    def answer(request: Request, fields: dict[str, Any]) -> ASGIApp:
         model, ask = _make_ask(fields, schema, task)
         call = open_call(request, model, task.name, ask, weight=1)
         if route.stream == "none":
             return WholeResponse(call, WholeTask(route.response))
         return StreamResponse(call, TaskEvents() if route.stream == "sse" else TaskBytes())
+
+    async def serve_task(request: Request) -> ASGIApp:
+        if route.upload is None:
+            return answer(request, await _read_fields(request, method))
+        form = await read_form(request, gateway_of(request).settings.max_upload_bytes)
+        try:
+            return FormResponse(form, answer(request, _read_upload(form, route.upload, schema)))
+        except BaseException:
+            form.close()
+            raise
 
     return Endpoint(
         method=method,
@@ -92,12 +108,39 @@ def make_endpoint(task: Task, route: Route) -> Endpoint:
         tag="plugins",
         handle=serve_task,
         request=schema,
+        request_media="application/json" if route.upload is None else "multipart/form-data",
         response=route.response if route.stream == "none" else None,
         stream=route.response if route.stream == "sse" else None,
         media={"none": "application/json", "sse": "text/event-stream", "bytes": "application/octet-stream"}[
             route.stream
         ],
+        task=task.name,
+        mode=route.stream,
+        upload=route.upload,
     )
+
+
+def _add_upload(schema: type[BaseModel], upload: str | None) -> type[BaseModel]:
+    """The schema of a form: the request's own fields, and the file as the documents show one."""
+    if upload is None:
+        return schema
+    kind = Annotated[str, WithJsonSchema({"type": "string", "format": "binary", "description": "A file."})]
+    fields: dict[str, Any] = {upload: (kind, ...)}
+    return create_model(f"{schema.__name__}Form", __base__=schema, **fields)
+
+
+def _read_upload(form: Form, upload: str, schema: type[BaseModel]) -> dict[str, Any]:
+    """The form's fields; in place of its file the path where that lies. Raises `InvalidRequest`."""
+    lists = frozenset(name for name, field in schema.model_fields.items() if get_origin(field.annotation) is list)
+    fields = form.gather(lists)
+    for name, value in fields.items():
+        if isinstance(value, Upload) and name != upload:
+            raise InvalidRequest(f"{name[:200]!r} is no file: the file belongs into {upload!r}", param=name[:200])
+    file = fields.get(upload)
+    if not isinstance(file, Upload):
+        message = f"{upload!r} is required: the file, with a file name"
+        raise InvalidRequest(message, param=upload, code="missing_required_parameter")
+    return {**fields, upload: file.path}
 
 
 def _describe_ask(task: Task) -> type[BaseModel]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from polymux.core.errors import InternalError
 from polymux.core.tasks import Done, Heard, Segment, TextDelta
@@ -20,7 +20,7 @@ from polymux.gateway.answering import (
     frame_model,
 )
 from polymux.gateway.bodies import check_request
-from polymux.gateway.forms import Form, read_form
+from polymux.gateway.forms import FormResponse, read_form
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.routes.subtitles import write_srt, write_vtt
@@ -90,20 +90,6 @@ async def _answer(request: Request, task: TaskName, schema: type[TranslationRequ
         form.close()
         raise
     return FormResponse(form, response)
-
-
-class FormResponse:
-    """Keeps a form's file until its answer is sent, or its client has left."""
-
-    def __init__(self, form: Form, response: ASGIApp) -> None:
-        self.form = form
-        self.response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self.response(scope, receive, send)
-        finally:
-            self.form.close()
 
 
 class WholeTranscript:

@@ -15,6 +15,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from polymux.core.batch.denoise import DenoiseStage
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow
+from polymux.core.cache.stepcache import StepRule
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
@@ -45,8 +46,9 @@ class PaintProgram(Program):
         scheduler: FlowMatchEulerDiscreteScheduler,
         latent: tuple[int, int],
         device: torch.device,
+        rule: StepRule | None = None,
     ) -> None:
-        """`latent`: channels, and pixels along the side of one latent pixel."""
+        """`latent`: channels, and pixels along the side of one latent pixel. `rule`: which steps are skipped."""
         self.work = {"image": PaintWork}
         self.encoder = encoder
         self.denoiser = denoiser
@@ -55,6 +57,7 @@ class PaintProgram(Program):
         self._scheduler = scheduler
         self._latent = latent
         self._device = device
+        self._rule = rule
         self._texts: OrderedDict[Prompt, Mapping[str, Tensor]] = OrderedDict()
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
@@ -67,7 +70,8 @@ class PaintProgram(Program):
         texts = [work.prompt] if work.negative is None else [work.prompt, work.negative]
         branches = tuple([{**await self._encode(job, text), GUIDANCE: guidance} for text in texts])
         requests = [
-            DenoiseRequest(shape, schedule, branches, work.true_scale, work.seed + index) for index in range(work.n)
+            DenoiseRequest(shape, schedule, branches, work.true_scale, work.seed + index, self._rule)
+            for index in range(work.n)
         ]
         pictures = [job.spawn(self._paint(job, request, index)) for index, request in enumerate(requests)]
         for picture in pictures:
@@ -114,4 +118,5 @@ def load_flux(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Pain
         FlowMatchEulerDiscreteScheduler.from_pretrained(files.path("scheduler")),
         (vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1)),
         device,
+        site.step_rule(options),
     )

@@ -58,7 +58,7 @@ class TextEmbedder(OneShotModel):
         quantization."""
         modules = read_modules(files)
         model = AutoModel.from_pretrained(files.folder, dtype=dtype).to(site.device.torch)
-        quantize_model(model, quantization, site.device.torch)
+        quantize_model(model, quantization, site.device.torch, site.quantizers)
         layers = [layer for dense in modules.dense for layer in load_dense(files, dense)]
         return cls(model, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
 

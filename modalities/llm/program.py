@@ -178,6 +178,7 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         read_dtype(options),
         tier=options.get("tier", "fast"),
         quantization=options.get("quantization"),
+        quantizers=site.quantizers,
     )
     grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
     stage = TokenStage("decode", decoder, site, guesses=read_guesses(options))

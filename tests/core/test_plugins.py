@@ -252,11 +252,13 @@ def test_the_description_serves_people_and_programs(tmp_path):
     plugins = load_plugins([write(tmp_path, it_breaks="import surely_not_installed")])
     facts = {each["name"]: each for each in plugins.describe()}
     assert facts["it_breaks"]["status"] == "failed" and "surely_not_installed" in facts["it_breaks"]["reason"]
+    assert list(facts["core"].pop("trace")) == ["import"]
     assert facts["core"] == {
         "name": "core",
         "origin": "built-in",
         "status": "enabled",
         "api_level": 1,
-        "hooks": ["attention_backends", "commands", "model_sources", "tasks"],
+        "hooks": ["attention_backends", "checks", "commands", "model_sources", "tasks"],
         "reason": None,
+        "notes": [],
     }

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Done
+from polymux.core.testing.plugins import make_plugin, make_plugins
 from polymux.core.testing.service import FakeServed, FakeService
 from polymux.core.vocabulary import Receipt, Route, Task, Usage
 from polymux.gateway.app import create_app
@@ -71,7 +72,8 @@ def make_task(name: str = "count", **route: Any) -> Task:
 @asynccontextmanager
 async def talk(*tasks: Task) -> AsyncIterator[httpx.AsyncClient]:
     service = FakeService(models=(FakeServed("m", tuple(task.name for task in tasks)),), script=count)
-    app = create_app(service, extra_tasks=tasks)
+    plugins = make_plugins(*(make_plugin(f"{task.name}-plugin", tasks=[task]) for task in tasks))
+    app = create_app(service, plugins=plugins)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         yield client
 
@@ -171,3 +173,7 @@ async def test_a_route_that_cannot_be_mounted_costs_only_itself(route: dict[str,
         assert "task 'bad' is not served" in caplog.text
         assert (await client.post("/x/good", json={"model": "m", "text": "a b"})).json()["words"] == 2
         assert (await client.get("/openapi.json")).status_code == 200
+        facts = {each["name"]: each for each in (await client.get("/v1/plugins")).json()["data"]}
+        assert facts["bad-plugin"]["status"] == "failed"
+        assert "plugin 'bad-plugin', tasks: bad" in facts["bad-plugin"]["reason"]
+        assert facts["good-plugin"]["status"] == "enabled"

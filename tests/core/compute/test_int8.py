@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from polymux.core.compute import int8_kernel, native
-from polymux.core.compute.int8 import Int8Linear, merge_linears, quantize_linears, quantize_weight
+from polymux.core.compute.int8 import Int8Linear, merge_linears, quantize_weight
 from polymux.core.compute.int8_kernel import find_limit, load_int8_kernel
 from polymux.core.compute.native import KernelUnavailable, load_library
 from polymux.core.errors import ConfigError
@@ -151,13 +151,6 @@ def test_merged_layers_give_the_parts_side_by_side(way: bool) -> None:
 def test_merging_layers_of_different_inputs_is_refused() -> None:
     with pytest.raises(ConfigError, match="same input"):
         merge_linears([nn.Linear(3, 4), nn.Linear(5, 4)])
-
-
-def test_quantize_linears_replaces_all_but_the_kept() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4)))
-    assert quantize_linears(model, keep=lambda name: name == "1.1") == 1
-    assert type(model[0]) is Int8Linear and type(model[1][1]) is nn.Linear
-    assert model(torch.randn(2, 8)).shape == (2, 4)
 
 
 @pytest.mark.parametrize(
