@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import time
 
+from polymux.core.batch.cost import LaunchCost
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.residency import Residency
 from polymux.core.batch.row import Row, RowState
@@ -36,8 +37,7 @@ class Lane:
         self.preemptions = 0
         self.virtual_ms = 0.0
         """Device time this lane has had, for fairness between lanes."""
-        self.unit_ms = 0.0
-        """Learned cost of one unit."""
+        self.cost = LaunchCost()
 
     # ---- rows ----
 
@@ -75,14 +75,17 @@ class Lane:
 
     # ---- plan ----
 
-    def plan(self, slice_ms: float | None) -> Plan | None:
-        """The next launch, or None. With `slice_ms` others want the device too: the launch is cut to about that."""
-        budget = self._budget(slice_ms)
+    def plan(self, slice_ms: float, crowded: bool) -> Plan | None:
+        """The next launch, or None. `crowded`: others want the device too, and the launch is cut to a slice of time.
+
+        Where rows take short steps, long ones beside them are cut to the slice as well: a long prompt must not hold
+        up the streams that run.
+        """
         grants: list[Grant] = []
-        skipped = self._run(budget, grants)
+        skipped, budget = self._run(self._budget(slice_ms) if crowded else self.stage.max_units, slice_ms, grants)
         # room that preempted rows make belongs to the rows that needed it
         if not any(row.again for row in self.retiring) and not (skipped and not grants):
-            self._admit(budget - sum(grant.count for grant in grants), grants)
+            self._admit(budget, grants)
         if not grants:
             return None
         if skipped:  # groups that cannot share a launch take turns
@@ -95,24 +98,25 @@ class Lane:
     def charge(self, ms: float, units: int) -> None:
         """A launch of `units` units took `ms`."""
         self.virtual_ms += ms
-        cost = ms / max(units, 1)
-        self.unit_ms = cost if not self.unit_ms else 0.8 * self.unit_ms + 0.2 * cost
+        self.cost.learn(units, ms)
 
-    def _budget(self, slice_ms: float | None) -> int:
-        if slice_ms is None or not self.unit_ms:
-            return self.stage.max_units
-        return max(self.stage.least_units, min(self.stage.max_units, int(slice_ms / self.unit_ms)))
+    def _budget(self, slice_ms: float) -> int:
+        """Units that take a slice of time."""
+        return int(max(self.stage.least_units, min(self.stage.max_units, self.cost.units_within(slice_ms))))
 
-    def _run(self, budget: int, grants: list[Grant]) -> bool:
-        """Grants for running rows; True if a row was left out because it cannot share the launch."""
+    def _run(self, budget: int, slice_ms: float, grants: list[Grant]) -> tuple[bool, int]:
+        """Grants for running rows: whether a row was left out because it cannot share the launch, and the units that
+        are left for new rows."""
+        least = self.stage.least_units
+        wants = [(row, self.stage.want(row)) for row in self.running]
+        short = sum(wanted for _, wanted in wants if wanted < least)
+        room = budget - short
+        if short:
+            room = min(room, max(least, self._budget(slice_ms) - short))
         skipped = False
-        for row in list(self.running):
-            if budget <= 0:
-                break
-            if row.state is not RowState.RUNNING:
-                continue
-            units = self._fit(row, budget)
-            if units <= 0:
+        for row, wanted in wants:
+            units = self._cut(wanted, budget if wanted < least else room)
+            if units <= 0 or row.state is not RowState.RUNNING:
                 continue
             if grants and not self.stage.compatible(grants[0].row, row):
                 skipped = True
@@ -120,7 +124,8 @@ class Lane:
             if self._make_room(row, units):
                 grants.append(self.stage.grant(row, units))
                 budget -= units
-        return skipped
+                room -= units if wanted >= least else 0
+        return skipped, min(budget, room)
 
     def _admit(self, budget: int, grants: list[Grant]) -> None:
         for row in list(self.waiting):
@@ -138,7 +143,7 @@ class Lane:
             if self.stage.complete(row):
                 self.answered.append(row)
                 continue
-            units = self._fit(row, budget)
+            units = self._cut(self.stage.want(row), budget)
             if units <= 0 or not self.residency.grow(row, self.stage.reach(row, units)):
                 continue
             if not grants or self.stage.compatible(grants[0].row, row):  # else its group's turn comes
@@ -155,9 +160,9 @@ class Lane:
                 return False
         return True
 
-    def _fit(self, row: Row, budget: int) -> int:
-        wanted = self.stage.want(row)
-        return wanted if self.stage.indivisible else min(wanted, budget)
+    def _cut(self, wanted: int, budget: int) -> int:
+        """What of its units a row may run now. One that cannot be cut takes all or, without any budget, none."""
+        return wanted if self.stage.indivisible and budget > 0 else min(wanted, budget)
 
     def _retire(self, row: Row) -> None:
         self.running.remove(row)

@@ -18,7 +18,7 @@ from polymux.core.errors import InternalError
 
 
 class Scheduler:
-    """Lanes by stage. `slice_ms` bounds a launch while another lane is waiting for the device."""
+    """Lanes by stage. `slice_ms` bounds a launch while others wait for the device: another lane, or a stream."""
 
     def __init__(self, stages: Iterable[Stage], arena: Arena, slice_ms: float) -> None:
         self.lanes = {stage.name: Lane(stage, arena) for stage in stages}
@@ -37,7 +37,7 @@ class Scheduler:
         self._level(runnable)
         crowded = sum(not lane.stage.on_host for lane in runnable) > 1
         for lane in sorted(runnable, key=lambda lane: lane.virtual_ms):
-            plan = lane.plan(self.slice_ms if crowded else None)
+            plan = lane.plan(self.slice_ms, crowded)
             if plan is not None:
                 return lane, plan
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polymux.core.compute.device import Device, open_device
+from polymux.core.engine.defaults import choose_settings
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.spec import EngineSpec, ModelSpec
@@ -29,7 +30,9 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
     Raises `ModelError`, naming the model, or `ConfigError`.
     """
     plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
-    site = open_site(plugins, open_device(spec.device), read_settings(spec.settings))
+    device = open_device(spec.device)
+    settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
+    site = open_site(plugins, device, read_settings(settings))
     programs: dict[str, Program] = {}
     facts: dict[str, dict[str, Any]] = {}
     for model in spec.models:

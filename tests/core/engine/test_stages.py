@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+from torch import Tensor
 
+from polymux.core.batch.decoder import TokenBatch
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.blocks import CacheSpec
@@ -123,3 +127,33 @@ def test_what_a_row_leaves_belongs_to_its_job(device: Device) -> None:
     driver.post("1", Said("")), driver.post("3", Said(""))
     driver.finish()
     assert pool.held == 0
+
+
+class Slow(Delicate):
+    """Half a millisecond a token; remembers how many each launch had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        self.sizes.append(len(batch.ids))
+        time.sleep(len(batch.ids) * 5e-4)
+        return super().forward(batch)
+
+
+def test_a_long_prompt_does_not_hold_up_a_stream() -> None:
+    """Beside a row that decodes, a prompt is computed in slices of time; every launch gives the stream its token."""
+    model = Slow()
+    site = make_site(Device(), units=2000)
+    driver = Driver(Loop(site, {"m": Scripted(tokens=TokenStage("decode", model, site))}))
+    submit(driver, "stream", prompt_of(1, 100), tokens=60)
+    driver.run_until_token("stream", 3)
+    before = len(model.sizes)
+    submit(driver, "long", prompt_of(2, 400), tokens=1)
+    seen = len(driver.tokens("stream"))
+    driver.run_until_token("long")
+    launches = model.sizes[before:]
+    assert len(launches) >= 3  # 400 tokens of half a millisecond, in slices of 50 ms
+    assert len(driver.tokens("stream")) - seen >= len(launches) - 1
+    driver.finish()
