@@ -28,6 +28,7 @@ from polymux.core.batch.tokens import TokenStage
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.compute.load import prepare_body
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Sampling, Vector
@@ -100,7 +101,7 @@ _bert = cache(lambda: build(tiny_bert))
 
 
 def load_embeddings(site: Site) -> Program:
-    embedder = TextEmbedder(copy.deepcopy(_bert()), site, "mean")
+    embedder = TextEmbedder(prepare_body(copy.deepcopy(_bert())), site, "mean")
     return EmbeddingProgram(OneShotStage("embed", embedder, site, max_units=64, to_host=True), embedder)
 
 

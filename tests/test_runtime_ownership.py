@@ -12,6 +12,7 @@ from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.compute.load import prepare_body
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.drive import Driver
@@ -134,7 +135,7 @@ def test_a_program_may_wait_for_ever() -> None:
 def test_every_forward_pass_is_a_launch(lagged: bool) -> None:
     """Chat and embedding together: not one module of the process runs outside of a stage's launch."""
     site = Site(LaggedCpu() if lagged else Device(), SiteSettings(cache_bytes=1 << 18, superpage=1 << 14, block=4))
-    embedder = TextEmbedder(build(tiny_bert), site, "mean")
+    embedder = TextEmbedder(prepare_body(build(tiny_bert), tier="reference"), site, "mean")
     programs = {
         "chat": GenerationProgram(TokenStage("decode", TransformersDecoder(build(tiny_llama)), site), "m"),
         "embed": EmbeddingProgram(OneShotStage("embed", embedder, site, max_units=64, to_host=True), embedder),

@@ -101,8 +101,7 @@ class OneShotStage(Stage):
         results = self._run(items, slabs)
         if not self._to_host:
             return Ticket(plan, results)
-        tensors = {str(place): result for place, result in enumerate(results) if isinstance(result, torch.Tensor)}
-        return Ticket(plan, (results, self._device.copy_to_host(tensors)))
+        return Ticket(plan, (results, self._device.copy_to_host(join_tensors(results))))
 
     def _run(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
         with torch.inference_mode():
@@ -118,8 +117,7 @@ class OneShotStage(Stage):
         elif self._to_host:
             results, copy = ticket.results
             host: HostCopy = copy
-            for place, tensor in host.read().items():
-                results[int(place)] = tensor
+            part_tensors(results, host.read())
         else:
             results = ticket.results
         for grant, result in zip(ticket.plan.grants, results):
@@ -133,6 +131,26 @@ class OneShotStage(Stage):
                 row.result = result
                 outcomes.ended.append(row)
         return outcomes
+
+
+def join_tensors(results: list[Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the results, end to end, by type: a copy to the host has a price of its own."""
+    kinds: dict[str, list[torch.Tensor]] = {}
+    for result in results:
+        if isinstance(result, torch.Tensor):
+            kinds.setdefault(str(result.dtype), []).append(result.reshape(-1))
+    return {kind: parts[0] if len(parts) == 1 else torch.cat(parts) for kind, parts in kinds.items()}
+
+
+def part_tensors(results: list[Any], joined: dict[str, torch.Tensor]) -> None:
+    """Put what `join_tensors` made of the results in their places again."""
+    taken = dict.fromkeys(joined, 0)
+    for place, result in enumerate(results):
+        if isinstance(result, torch.Tensor):
+            kind = str(result.dtype)
+            first = taken[kind]
+            taken[kind] += result.numel()
+            results[place] = joined[kind][first : taken[kind]].view(result.shape)
 
 
 def _item_row(row: Row) -> OneShotRow:

@@ -85,6 +85,27 @@ class PagedBatch:
         return max(end - start for start, end in pairwise(self.starts))
 
 
+@dataclass
+class PackedRows:
+    """Rows of a packed batch that attend inside themselves. `starts`: R + 1, where each row's tokens start."""
+
+    starts: list[int]
+    row_starts: Tensor | None = None
+    """(R + 1,) int32: `starts` on the device, where whoever launches has sent them along."""
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What a backend works out once a launch and uses in every layer."""
+
+    @cached_property
+    def longest(self) -> int:
+        return max(end - start for start, end in pairwise(self.starts))
+
+    def edges(self, device: torch.device) -> Tensor:
+        """(R + 1,) int32 on `device`."""
+        if self.row_starts is None:
+            self.row_starts = torch.tensor(self.starts, dtype=torch.int32, device=device)
+        return self.row_starts
+
+
 class AttentionBackend(ABC):
     """Queries are (T, heads, dim), keys and values (T, kv heads, dim); heads are a multiple of kv heads."""
 
@@ -97,8 +118,8 @@ class AttentionBackend(ABC):
         """Why it cannot serve such heads here, or None. Probed, never assumed from a version."""
 
     @abstractmethod
-    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
-        """Attention inside each row of a packed batch: (T, heads, dim)."""
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
+        """Attention inside each row of a packed batch: (T, heads, dim). The three may be views of one tensor."""
 
     def write(self, key: Tensor, value: Tensor, cache: Tensor, batch: PagedBatch) -> None:
         """Put the new keys and values into their blocks of `cache` (blocks, 2, block, kv heads, dim), one layer's."""
@@ -121,12 +142,12 @@ class AttentionBackend(ABC):
 class PackedContext:
     """Rows of a packed batch that see only themselves."""
 
-    def __init__(self, backend: AttentionBackend, starts: list[int]) -> None:
+    def __init__(self, backend: AttentionBackend, starts: list[int], row_starts: Tensor | None = None) -> None:
         self.backend = backend
-        self.starts = starts
+        self.rows = PackedRows(starts, row_starts)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        return self.backend.packed(query, key, value, self.starts, options)
+        return self.backend.packed(query, key, value, self.rows, options)
 
 
 class PagedContext:

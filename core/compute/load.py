@@ -1,4 +1,4 @@
-"""Loading a decoder: weights from a folder, then the tier and the number format it is served in."""
+"""Loading models of text: weights from a folder, then the tier and the number format they are served in."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from polymux.core.batch.tokens import TokenModel
+from polymux.core.compute.body import Body, TransformersBody
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast import accelerate
-from polymux.core.compute.quantization import Quantizer, find_quantization
+from polymux.core.compute.fast.body import accelerate_body
+from polymux.core.compute.quantization import Quantizer, find_quantization, quantize_model
 from polymux.core.errors import ConfigError, ModelError
 
 TIERS = ("fast", "reference")
@@ -33,8 +35,7 @@ def load_decoder(
     CPU); it needs the fast tier.
     Raises `ModelError` when the architecture cannot be served, `ConfigError` for a wrong option.
     """
-    if tier not in TIERS:
-        raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")
+    check_tier(tier)
     make = find_quantization(quantization, device, quantizers)
     if make is not None and tier != "fast":
         raise ConfigError(f"quantization {quantization!r} needs the fast tier", param="quantization")
@@ -48,3 +49,30 @@ def load_decoder(
     if tier == "reference":
         return reference
     return accelerate(reference, make, positions)
+
+
+def prepare_body(
+    model: torch.nn.Module,
+    *,
+    tier: str = "fast",
+    quantization: str | None = None,
+    quantizers: Sequence[Quantizer] = (),
+) -> Body:
+    """A transformers model without a head, on its device, ready to run; on the fast tier where its structure allows.
+
+    Raises `ModelError` when it does not take our attention, `ConfigError` for a wrong option.
+    """
+    check_tier(tier)
+    device = next(model.parameters()).device
+    make = find_quantization(quantization, device, quantizers)
+    reference = TransformersBody(model)
+    body = reference if tier == "reference" else accelerate_body(reference, make)
+    if body is reference:
+        quantize_model(model, quantization, device, quantizers)
+    return body
+
+
+def check_tier(tier: str) -> None:
+    """Raises `ConfigError` for a tier that is not known."""
+    if tier not in TIERS:
+        raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedBatch
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows, PagedBatch
 
 
 @dataclass
@@ -49,9 +49,9 @@ class SdpaAttention(AttentionBackend):
     def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
         return None
 
-    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
         out = torch.empty_like(query)
-        for start, end in itertools.pairwise(starts):
+        for start, end in itertools.pairwise(rows.starts):
             out[start:end] = self._attend_row(query[start:end], key[start:end], value[start:end], options)
         return out
 

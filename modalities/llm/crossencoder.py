@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from polymux.core.batch.oneshot import OneShotModel
-from polymux.core.compute.attention import PackedContext
-from polymux.core.compute.reference import KEYWORD, prepare_reference
-from polymux.modalities.llm.embedder import first_position
+from polymux.core.compute.body import pack_texts
+from polymux.core.compute.load import prepare_body
+from polymux.modalities.llm.pooling import POOLS
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -48,52 +49,42 @@ class CrossEncoder(OneShotModel):
     An encoder's head reads the first token or, as its configuration may say, the mean; a decoder's reads the last.
     """
 
-    def __init__(self, model: torch.nn.Module, site: Site) -> None:
+    def __init__(self, model: torch.nn.Module, site: Site, *, tier: str = "fast") -> None:
         config: Any = model.config
         prefix = str(model.base_model_prefix)
-        self.body = prepare_reference(getattr(model, prefix))
-        self.dtype = next(model.parameters()).dtype
+        body = getattr(model, prefix)
+        self.body = prepare_body(body, tier=tier)
+        self.dtype = self.body.dtype
         self._decoder = hasattr(model, "score")
         self._head = model.eval().requires_grad_(False)
-        self._finished = _Finished(self.body)
+        self._finished = _Finished(body)
         if not self._decoder:
             setattr(model, prefix, self._finished)
-        self._device = site.device.torch
+        self._device = site.device
         heads = config.num_attention_heads
         self._attention = site.attention(self.dtype, getattr(config, "head_dim", None) or config.hidden_size // heads)
-        self._offset = first_position(self.body)
         self._typed = bool(getattr(config, "type_vocab_size", 0))
-        self._averaged = getattr(config, "classifier_pooling", "cls") == "mean"
-        self._segments = int(getattr(config, "type_vocab_size", 0) or 0)
+        averaged = getattr(config, "classifier_pooling", "cls") == "mean"
+        self._pool = POOLS["last" if self._decoder else "mean" if averaged else "cls"]
+        """What the head looks at."""
 
     @classmethod
-    def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype) -> CrossEncoder:
+    def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype, *, tier: str = "fast") -> CrossEncoder:
         model = AutoModelForSequenceClassification.from_pretrained(files.folder, dtype=dtype)
-        return cls(model.to(site.device.torch), site)
+        return cls(model.to(site.device.torch), site, tier=tier)
 
     def forward(self, items: list[PairItem], slabs: list[Tensor]) -> list[Any]:
-        starts = [0]
-        for item in items:
-            starts.append(starts[-1] + len(item.ids))
-        ids = torch.tensor([token for item in items for token in item.ids], device=self._device)
-        positions = torch.cat([torch.arange(len(item.ids)) for item in items]).to(self._device) + self._offset
-        inputs: dict[str, Any] = {}
+        texts = pack_texts([item.ids for item in items], self._device, self._attention)
+        segments = None
         if self._typed:
-            segments = [min(segment, self._segments - 1) for item in items for segment in item.segments]
-            inputs["token_type_ids"] = torch.tensor(segments, device=self._device)[None]
-        context = {KEYWORD: PackedContext(self._attention, starts)}
+            flat = chain.from_iterable(item.segments for item in items)
+            segments = self._device.send(np.fromiter(flat, np.int64, len(texts.ids)))
+        hidden = self.body.run(texts.ids, texts.places, segments, texts.context)
+        read = self._pool(hidden, texts).to(self.dtype)
         if self._decoder:
-            inputs["use_cache"] = False
-        hidden = self.body(input_ids=ids[None], position_ids=positions[None], **context, **inputs).last_hidden_state[0]
-        if self._decoder:
-            scores = self._head.score(hidden[torch.tensor(starts[1:], device=self._device) - 1])
+            scores = self._head.score(read)
         else:
-            texts = [hidden[start:end] for start, end in itertools.pairwise(starts)]
-            self._finished.hidden = torch.stack([self._read(text) for text in texts])[:, None]
-            ones = torch.ones(len(items), 1, dtype=torch.int64, device=self._device)
+            self._finished.hidden = read[:, None]
+            ones = texts.ids.new_ones(len(items), 1)
             scores = self._head(input_ids=ones, attention_mask=ones).logits
         return list(scores.float().sigmoid().flatten().split(1))
-
-    def _read(self, text: Tensor) -> Tensor:
-        """What an encoder's head looks at."""
-        return text.mean(dim=0) if self._averaged else text[0]

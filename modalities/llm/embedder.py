@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -13,10 +12,10 @@ from torch import Tensor
 from transformers import AutoModel
 
 from polymux.core.batch.oneshot import OneShotModel
-from polymux.core.compute.attention import PackedContext
-from polymux.core.compute.quantization import quantize_model
-from polymux.core.compute.reference import KEYWORD, prepare_reference
+from polymux.core.compute.body import Body, pack_texts
+from polymux.core.compute.load import prepare_body
 from polymux.modalities.llm.modules import Dense, read_modules
+from polymux.modalities.llm.pooling import POOLS
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -25,86 +24,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbedItem:
-    """One text. `dimensions` keeps the first so many values; `normalize` scales to unit length after that."""
+    """Some texts of one request. `dimensions` keeps the first so many values; `normalize` scales to unit length after
+    that."""
 
-    ids: list[int]
+    texts: Sequence[list[int]]
     dimensions: int | None
     normalize: bool
 
 
 class TextEmbedder(OneShotModel):
-    """Token ids in, one float32 vector per text out."""
+    """Token ids in, float32 vectors out: (texts, dimensions) per item."""
 
-    def __init__(
-        self, model: torch.nn.Module, site: Site, *poolings: str, dense: Sequence[torch.nn.Module] = ()
-    ) -> None:
+    def __init__(self, body: Body, site: Site, *poolings: str, dense: Sequence[torch.nn.Module] = ()) -> None:
         """The results of several `poolings` are concatenated; `dense` layers follow in turn."""
-        config: Any = model.config
-        self.model = prepare_reference(model)
-        self.poolings = [_POOLS[pooling] for pooling in poolings]
+        config = body.config
+        self.body = body
+        self.poolings = [POOLS[pooling] for pooling in poolings]
         self.dense = torch.nn.Sequential(*dense).eval().requires_grad_(False)
-        self.dtype = next(model.parameters()).dtype
+        self.dtype = body.dtype
         last = [layer for layer in dense if isinstance(layer, torch.nn.Linear)][-1:]
         self.dimensions: int = last[0].out_features if last else config.hidden_size * len(poolings)
-        self._device = site.device.torch
+        self._device = site.device
         heads = config.num_attention_heads
         self._attention = site.attention(self.dtype, getattr(config, "head_dim", None) or config.hidden_size // heads)
-        self._offset = first_position(model)
-        self._typed = bool(getattr(model.config, "type_vocab_size", 0))
 
     @classmethod
-    def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype, quantization: str | None = None) -> TextEmbedder:
+    def load(
+        cls,
+        files: ModelFiles,
+        site: Site,
+        dtype: torch.dtype,
+        *,
+        tier: str = "fast",
+        quantization: str | None = None,
+    ) -> TextEmbedder:
         """From a model folder. Raises `ModelError` for a module that is not supported, `ConfigError` for an unknown
-        quantization."""
+        tier or quantization."""
         modules = read_modules(files)
         model = AutoModel.from_pretrained(files.folder, dtype=dtype).to(site.device.torch)
-        quantize_model(model, quantization, site.device.torch, site.quantizers)
         layers = [layer for dense in modules.dense for layer in load_dense(files, dense)]
-        return cls(model, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
+        body = prepare_body(model, tier=tier, quantization=quantization, quantizers=site.quantizers)
+        return cls(body, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
 
     def forward(self, items: list[EmbedItem], slabs: list[Tensor]) -> list[Tensor]:
-        starts = [0]
-        for item in items:
-            starts.append(starts[-1] + len(item.ids))
-        ids = torch.tensor([token for item in items for token in item.ids], device=self._device)
-        positions = torch.cat([torch.arange(len(item.ids)) for item in items]).to(self._device) + self._offset
-        inputs: dict[str, Any] = {"token_type_ids": torch.zeros_like(ids)[None]} if self._typed else {}
-        hidden = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            **{KEYWORD: PackedContext(self._attention, starts)},
-            **inputs,
-        ).last_hidden_state[0]
-        vectors = self.dense(self._pool(hidden.float(), starts))
-        return [_finish(vector, item) for vector, item in zip(vectors, items)]
-
-    def _pool(self, hidden: Tensor, starts: list[int]) -> Tensor:
-        """(T, d) to (texts, d times the number of poolings)."""
-        texts = [hidden[start:end] for start, end in itertools.pairwise(starts)]
-        return torch.cat([torch.stack([pool(text) for text in texts]) for pool in self.poolings], dim=-1)
+        texts = pack_texts([text for item in items for text in item.texts], self._device, self._attention)
+        hidden = self.body.run(texts.ids, texts.places, None, texts.context)
+        vectors = self.dense(torch.cat([pool(hidden, texts) for pool in self.poolings], dim=-1))
+        sizes = [len(item.texts) for item in items]
+        if len({(item.dimensions, item.normalize) for item in items}) == 1:  # the usual case, in one step
+            return list(_finish(vectors, items[0]).split(sizes))
+        return [_finish(part, item) for part, item in zip(vectors.split(sizes), items)]
 
 
-def _weigh(text: Tensor) -> Tensor:
-    """The mean in which later tokens weigh more (SGPT, Muennighoff 2022)."""
-    weights = torch.arange(1, len(text) + 1, device=text.device, dtype=text.dtype)
-    return weights @ text / weights.sum()
-
-
-_POOLS: dict[str, Callable[[Tensor], Tensor]] = {
-    "cls": lambda text: text[0],
-    "last": lambda text: text[-1],
-    "max": lambda text: text.amax(dim=0),
-    "mean": lambda text: text.mean(dim=0),
-    "mean_sqrt_len": lambda text: text.sum(dim=0) / len(text) ** 0.5,
-    "weightedmean": _weigh,
-}
-"""A text's hidden states (tokens, d) to one vector (d,)."""
-
-
-def _finish(vector: Tensor, item: EmbedItem) -> Tensor:
-    vector = vector[: item.dimensions]
-    return torch.nn.functional.normalize(vector, dim=0) if item.normalize else vector
+def _finish(vectors: Tensor, item: EmbedItem) -> Tensor:
+    vectors = vectors[:, : item.dimensions]
+    return torch.nn.functional.normalize(vectors, dim=1) if item.normalize else vectors
 
 
 def load_dense(files: ModelFiles, dense: Dense) -> list[torch.nn.Module]:
@@ -113,9 +87,3 @@ def load_dense(files: ModelFiles, dense: Dense) -> list[torch.nn.Module]:
     weights = load_file(files.path(f"{dense.folder}/model.safetensors"))
     layer.load_state_dict({name.removeprefix("linear."): weight.float() for name, weight in weights.items()})
     return [layer, getattr(torch.nn, dense.activation)()]
-
-
-def first_position(model: torch.nn.Module) -> int:
-    """RoBERTa-like embeddings number positions from behind the padding index."""
-    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
-    return 0 if padding is None else padding + 1

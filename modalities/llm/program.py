@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.sequence import TokenRequest, TokenRow
@@ -116,8 +117,12 @@ class GenerationProgram(Program):
         return TokenRow(job, request, branch)
 
 
+BUNDLE = 1024
+"""Tokens of one request's texts that make one row: rows have a price of their own, and texts are short."""
+
+
 class EmbeddingProgram(Program):
-    """Embeds texts, each an item of one packed pass."""
+    """Embeds texts, some in each row of a packed pass."""
 
     def __init__(self, stage: OneShotStage, embedder: TextEmbedder) -> None:
         self.work = {"embed": EmbedWork}
@@ -128,15 +133,33 @@ class EmbeddingProgram(Program):
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, EmbedWork):
             raise InvalidRequest("malformed embedding work")
-        items = [EmbedItem(ids, work.dimensions, work.normalize) for ids in work.inputs]
-        rows = [job.start(self.stage, OneShotRow(job, item, len(item.ids), i)) for i, item in enumerate(items)]
+        rows = []
+        for first, texts, size in bundle(work.inputs, BUNDLE):
+            item = EmbedItem(texts, work.dimensions, work.normalize)
+            rows.append(job.start(self.stage, OneShotRow(job, item, size, first)))
         for row in rows:
             await row
-            job.emit(VECTOR, Vector(row.branch, row.result.numpy().tobytes()))
+            vectors = row.result.numpy()
+            if not np.isfinite(vectors).all():
+                raise InternalError("the model's output was not finite for this request")
+            for index, vector in enumerate(vectors, row.branch):
+                job.emit(VECTOR, Vector(index, vector.tobytes()))
         job.receipt.input_units = sum(row.size for row in rows)
 
     def describe(self) -> dict[str, Any]:
         return {"dtype": str(self._embedder.dtype).removeprefix("torch."), "dimensions": self._embedder.dimensions}
+
+
+def bundle(texts: Sequence[list[int]], most: int) -> Iterator[tuple[int, Sequence[list[int]], int]]:
+    """Texts in runs of at most `most` tokens, or of one: the first's index, the texts, their tokens."""
+    first = size = 0
+    for index, text in enumerate(texts):
+        if size and size + len(text) > most:
+            yield first, texts[first:index], size
+            first, size = index, 0
+        size += len(text)
+    if size:
+        yield first, texts[first:], size
 
 
 class RankingProgram(Program):
@@ -166,7 +189,7 @@ class RankingProgram(Program):
 
 
 def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    encoder = CrossEncoder.load(files, site, read_dtype(options))
+    encoder = CrossEncoder.load(files, site, read_dtype(options), tier=options.get("tier", "fast"))
     stage = OneShotStage("rank", encoder, site, max_units=site.settings.max_units * 8, to_host=True)
     return RankingProgram(stage, encoder)
 
@@ -186,7 +209,13 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
 
 
 def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    embedder = TextEmbedder.load(files, site, read_dtype(options), options.get("quantization"))
+    embedder = TextEmbedder.load(
+        files,
+        site,
+        read_dtype(options),
+        tier=options.get("tier", "fast"),
+        quantization=options.get("quantization"),
+    )
     stage = OneShotStage("embed", embedder, site, max_units=site.settings.max_units * 8, to_host=True)
     return EmbeddingProgram(stage, embedder)
 

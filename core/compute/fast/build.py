@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from polymux.core.batch.tokens import TokenBatch, TokenModel
+from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
 from polymux.core.compute.attention import AttentionOptions, PackedContext
-from polymux.core.compute.decoder import TransformersDecoder
-from polymux.core.compute.fast.decoder import FastDecoder, FastLayer
+from polymux.core.compute.body import TransformersBody
+from polymux.core.compute.decoder import TransformersDecoder, read_shape
+from polymux.core.compute.fast.decoder import FastBackbone, FastDecoder, FastLayer
 from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_tables
 from polymux.core.compute.fast.operations import RotaryTable, choose_operations
 from polymux.core.compute.fast.proof import prove
@@ -32,17 +34,43 @@ def accelerate(
     `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables. The check runs before
     any quantization, with the same attention on both sides, and takes one small forward pass of each.
     """
+    model, shape = reference.model, reference.shape
     try:
-        sketch = _read(reference, positions)
-        fast = _assemble(reference, sketch, None)
-        _prove(reference, sketch, fast)
+        sketch = _read(model, reference.forward, shape, positions)
+        fast = _assemble(model, shape, sketch, None)
+        _prove(model, reference.forward, sketch, fast.forward)
         if make is None:
             return fast
         del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
-        return _assemble(reference, sketch, make)
+        return _assemble(model, shape, sketch, make)
     except Unfamiliar as reason:
-        log.warning("%s runs on the reference tier: %s", type(reference.model).__name__, reason)
+        log.warning("%s runs on the reference tier: %s", type(model).__name__, reason)
         return reference
+
+
+def accelerate_backbone(reference: TransformersBody, make: MakeLinear | None = None) -> FastBackbone:
+    """The same for a decoder without a head. Raises `Unfamiliar`."""
+    model, shape = reference.model, read_shape(reference.config, reference.dtype)
+
+    def run(batch: TokenBatch) -> Tensor:
+        return reference.run(batch.ids, batch.positions, None, batch.context)  # type: ignore[arg-type]
+
+    def rerun(batch: TokenBatch) -> Tensor:
+        return fast.run(batch.embed(fast.embed), batch.positions, batch.context)
+
+    sketch = _read(model, run, shape, None)
+    fast = _assemble_backbone(model, shape, sketch, None)
+    _prove(model, run, sketch, rerun)
+    return fast if make is None else _assemble_backbone(model, shape, sketch, make)
+
+
+Run = Callable[[TokenBatch], Tensor]
+
+
+def _prove(model: nn.Module, run: Run, sketch: _Sketch, rebuilt: Run) -> None:
+    with torch.inference_mode():
+        found = rebuilt(sketch.batch).float()
+    prove(model, lambda: run(sketch.batch), sketch.expected, found)
 
 
 @dataclass
@@ -53,91 +81,97 @@ class _Sketch:
     options: dict[int, AttentionOptions]
     rotary: dict[str | None, RotaryTable]
     norm: Norm
-    head: nn.Linear
     batch: TokenBatch
     expected: Tensor
-    """(T, vocabulary) float32."""
+    """What the reference makes of the batch, float32: logits, or hidden states of a model without a head."""
 
 
-class _Recorder(PackedContext):
-    """Notes the options that each attention layer of the reference really uses."""
+class Recorder(PackedContext):
+    """Notes the options that each attention layer of a reference really uses, in the order of their calls."""
 
     def __init__(self, starts: list[int]) -> None:
         super().__init__(SdpaAttention(), starts)
         self.options: dict[int, AttentionOptions] = {}
+        self.calls: list[AttentionOptions] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.options[layer] = options
+        self.calls.append(options)
         return super().attend(layer, query, key, value, options)
 
 
-def _check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
+def check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
+    """Two rows of random tokens; what it is run with is a `Recorder`."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (sum(CHECK_ROWS),), generator=generator).to(device)
     places = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
     starts = [0, CHECK_ROWS[0], sum(CHECK_ROWS)]
     everything = torch.arange(len(ids), device=device)
-    return TokenBatch(ids, places, everything, everything, _Recorder(starts))
+    return TokenBatch(ids, places, everything, everything, Recorder(starts))
 
 
-def _read(reference: TransformersDecoder, positions: int | None) -> _Sketch:
-    model, shape = reference.model, reference.shape
+def _read(model: nn.Module, run: Run, shape: TokenShape, positions: int | None) -> _Sketch:
     backbone = find_backbone(model)
     layers = read_layers(model)
-    batch = _check_batch(shape.vocabulary, _device_of(model))
+    batch = check_batch(shape.vocabulary, device_of(model))
     with torch.inference_mode():
-        expected = reference.forward(batch).float()
+        expected = run(batch).float()
     recorder = batch.context
-    if not isinstance(recorder, _Recorder) or set(recorder.options) != set(range(len(layers))):
+    if not isinstance(recorder, Recorder) or set(recorder.options) != set(range(len(layers))):
         raise Unfamiliar("its layers do not attend once each")
     length = min(shape.context, positions or shape.context)
     example = layers[0].q.weight.detach()[:1, :1]
     tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):
         raise Unfamiliar("only a part of each head is rotated")
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise Unfamiliar("its head is no linear layer")
     rotary = {kind: RotaryTable(table) for kind, table in tables.items()}
-    return _Sketch(layers, dict(recorder.options), rotary, read_norm(backbone.norm), head, batch, expected)
+    return _Sketch(layers, dict(recorder.options), rotary, read_norm(backbone.norm), batch, expected)
 
 
-def _assemble(reference: TransformersDecoder, sketch: _Sketch, make: MakeLinear | None) -> FastDecoder:
-    model, head = reference.model, sketch.head
-    operations = choose_operations(_device_of(model), reference.shape.dtype)
-    make = make or operations.linear
+def _assemble(model: nn.Module, shape: TokenShape, sketch: _Sketch, make: MakeLinear | None) -> FastDecoder:
+    head = _find_head(model)
+    backbone = _assemble_backbone(model, shape, sketch, make)
     return FastDecoder(
-        reference.shape,
-        model.config.num_attention_heads,
-        find_backbone(model).embed_tokens,
-        [
-            FastLayer(
-                input_norm=parts.input_norm,
-                qkv=merge(make, parts.q, parts.k, parts.v),
-                o=merge(make, parts.o),
-                q_norm=parts.q_norm,
-                k_norm=parts.k_norm,
-                attention_out_norm=parts.attention_out_norm,
-                mlp_norm=parts.mlp_norm,
-                mlp=build_mlp(parts, make),
-                mlp_out_norm=parts.mlp_out_norm,
-                rotary=sketch.rotary[parts.kind],
-                options=sketch.options[index],
-            )
-            for index, parts in enumerate(sketch.layers)
-        ],
-        sketch.norm,
-        make(head.weight.detach(), None if head.bias is None else head.bias.detach()),
+        shape,
+        backbone.heads,
+        backbone.embed,
+        backbone.layers,
+        backbone.norm,
+        (make or backbone.operations.linear)(head.weight.detach(), None if head.bias is None else head.bias.detach()),
         getattr(model.config, "final_logit_softcapping", None),
-        operations,
+        backbone.operations,
     )
 
 
-def _prove(reference: TransformersDecoder, sketch: _Sketch, fast: FastDecoder) -> None:
-    with torch.inference_mode():
-        found = fast.forward(sketch.batch).float()
-    prove(reference.model, lambda: reference.forward(sketch.batch), sketch.expected, found)
+def _assemble_backbone(model: nn.Module, shape: TokenShape, sketch: _Sketch, make: MakeLinear | None) -> FastBackbone:
+    operations = choose_operations(device_of(model), shape.dtype)
+    make = make or operations.linear
+    layers = [
+        FastLayer(
+            input_norm=parts.input_norm,
+            qkv=merge(make, parts.q, parts.k, parts.v),
+            o=merge(make, parts.o),
+            q_norm=parts.q_norm,
+            k_norm=parts.k_norm,
+            attention_out_norm=parts.attention_out_norm,
+            mlp_norm=parts.mlp_norm,
+            mlp=build_mlp(parts, make),
+            mlp_out_norm=parts.mlp_out_norm,
+            rotary=sketch.rotary[parts.kind],
+            options=sketch.options[index],
+        )
+        for index, parts in enumerate(sketch.layers)
+    ]
+    embed = find_backbone(model).embed_tokens
+    return FastBackbone(shape, model.config.num_attention_heads, embed, layers, sketch.norm, operations)
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def _find_head(model: nn.Module) -> nn.Linear:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise Unfamiliar("its head is no linear layer")
+    return head
+
+
+def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device

@@ -30,7 +30,7 @@ class FastLayer:
     options: AttentionOptions
 
 
-class FastDecoder(TokenModel):
+class FastBackbone:
     """Runs packed rows through merged projections; the residual stream is added inside the norms that follow it."""
 
     def __init__(
@@ -40,26 +40,14 @@ class FastDecoder(TokenModel):
         embed: nn.Module,
         layers: list[FastLayer],
         norm: Norm,
-        head: nn.Module,
-        final_softcap: float | None,
         operations: Operations,
     ) -> None:
         self.shape = shape
-        self.recordable = all(getattr(layer.mlp, "recordable", True) for layer in layers)
         self.heads = heads
         self.embed = embed
         self.layers = layers
         self.norm = norm
-        self.head = head
-        self.final_softcap = final_softcap
         self.operations = operations
-
-    def forward(self, batch: TokenBatch) -> Tensor:
-        hidden = self.run(batch.embed(self.embed), batch.positions, batch.context)
-        logits = self.head(hidden[batch.sampled])
-        if self.final_softcap is not None:
-            logits = self.final_softcap * torch.tanh(logits / self.final_softcap)
-        return logits
 
     def run(self, x: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Embeddings (T, d) to normalised hidden states (T, d)."""
@@ -79,3 +67,30 @@ class FastDecoder(TokenModel):
             following = self.layers[index + 1].input_norm if index + 1 < len(self.layers) else self.norm
             x, residual = operations.add_norm(x, residual, following)
         return x
+
+
+class FastDecoder(FastBackbone, TokenModel):
+    """A backbone with the head that gives logits."""
+
+    def __init__(
+        self,
+        shape: TokenShape,
+        heads: int,
+        embed: nn.Module,
+        layers: list[FastLayer],
+        norm: Norm,
+        head: nn.Module,
+        final_softcap: float | None,
+        operations: Operations,
+    ) -> None:
+        super().__init__(shape, heads, embed, layers, norm, operations)
+        self.recordable = all(getattr(layer.mlp, "recordable", True) for layer in layers)
+        self.head = head
+        self.final_softcap = final_softcap
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        hidden = self.run(batch.embed(self.embed), batch.positions, batch.context)
+        logits = self.head(hidden[batch.sampled])
+        if self.final_softcap is not None:
+            logits = self.final_softcap * torch.tanh(logits / self.final_softcap)
+        return logits

@@ -29,6 +29,10 @@ class Operations:
         residual = residual + x
         return self.norm(residual, norm), residual
 
+    def add_layer_norm(self, x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """norm(x + residual), both (T, d); `x` is used up."""
+        return norm(x.add_(residual))
+
     def gate(self, act: nn.Module, gate_up: Tensor) -> Tensor:
         """act(gate) * up from (T, 2 i): (T, i)."""
         gate, up = gate_up.chunk(2, dim=-1)

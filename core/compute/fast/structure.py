@@ -45,7 +45,7 @@ class LayerParts:
 
 
 def read_layers(model: nn.Module) -> list[LayerParts]:
-    """The layers of a `...ForCausalLM`. Raises `Unfamiliar`."""
+    """The layers of a decoder, with a head or without. Raises `Unfamiliar`."""
     layers = getattr(find_backbone(model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise Unfamiliar("it has no list of layers")
@@ -53,7 +53,8 @@ def read_layers(model: nn.Module) -> list[LayerParts]:
 
 
 def find_backbone(model: nn.Module) -> nn.Module:
-    backbone = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    """What a head stands on; a model without one is its own."""
+    backbone = getattr(model, getattr(model, "base_model_prefix", ""), model)
     if not isinstance(backbone, nn.Module):
         raise Unfamiliar("it has no decoder under its base_model_prefix")
     for part in ("embed_tokens", "norm", "rotary_emb"):

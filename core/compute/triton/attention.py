@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedBatch
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows, PagedBatch
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.compute.triton.decode import attend_singles
 from polymux.core.compute.triton.prefill import attend_chunks
@@ -27,15 +25,14 @@ class TritonAttention(AttentionBackend):
             return f"heads of {dim} are not between 16 and 256"
         return None
 
-    def packed(self, query: Tensor, key: Tensor, value: Tensor, starts: list[int], options: AttentionOptions) -> Tensor:
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
         plain = options.softcap is None and options.sinks is None and options.window is None
         if query.dtype == torch.float32 or not plain:
-            return SdpaAttention().packed(query, key, value, starts, options)
+            return SdpaAttention().packed(query, key, value, rows, options)
         group = query.shape[1] // key.shape[1]
         if group > 1:
             key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        edges = torch.tensor(starts, dtype=torch.int32, device=query.device)
-        longest = max(end - start for start, end in itertools.pairwise(starts))
+        edges, longest = rows.edges(query.device), rows.longest
         window = (-1, 0) if options.causal else (-1, -1)
         return varlen_attn(query, key, value, edges, edges, longest, longest, scale=options.scale, window_size=window)
 

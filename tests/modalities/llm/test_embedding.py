@@ -24,7 +24,9 @@ from transformers import (
 )
 
 from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.compute.body import Body
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.compute.load import prepare_body
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.tasks import Vector
@@ -90,6 +92,11 @@ def models_of(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     return copy.deepcopy(model), model
 
 
+@cache
+def body_of(name: str, tier: str) -> Body:
+    return prepare_body(models_of(name)[0], tier=tier)
+
+
 def embed_alone(name: str, ids: list[int], dimensions: int | None = None) -> np.ndarray:
     with torch.inference_mode():
         inputs = torch.tensor([ids])
@@ -99,9 +106,9 @@ def embed_alone(name: str, ids: list[int], dimensions: int | None = None) -> np.
     return vector / np.linalg.norm(vector)
 
 
-def open_engine(name: str, device: Device, *, units: int = 64) -> Driver:
+def open_engine(name: str, device: Device, *, units: int = 64, tier: str = "fast") -> Driver:
     site = Site(device, SiteSettings(cache_bytes=1 << 16, superpage=1 << 14))
-    embedder = TextEmbedder(models_of(name)[0], site, MODELS[name][1])
+    embedder = TextEmbedder(body_of(name, tier), site, MODELS[name][1])
     stage = OneShotStage("embed", embedder, site, max_units=units, to_host=True)
     return Driver(Loop(site, {"m": EmbeddingProgram(stage, embedder)}))
 
@@ -116,15 +123,16 @@ def vectors_of(driver: Driver, job: str) -> list[np.ndarray]:
     return [np.frombuffer(answer.data, "<f4") for answer in answers]
 
 
+@pytest.mark.parametrize("tier", ["fast", "reference"])
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     jobs=st.lists(st.lists(st.integers(1, LONGEST), min_size=1, max_size=5), min_size=1, max_size=4),
     units=st.sampled_from([1, 30, 500]),
     lagged=st.booleans(),
 )
-def test_packed_texts_equal_texts_alone(name: str, jobs: list[list[int]], units: int, lagged: bool) -> None:
-    driver = open_engine(name, LaggedCpu() if lagged else Device(), units=units)
+def test_packed_texts_equal_texts_alone(name: str, tier: str, jobs: list[list[int]], units: int, lagged: bool) -> None:
+    driver = open_engine(name, LaggedCpu() if lagged else Device(), units=units, tier=tier)
     for number, lengths in enumerate(jobs):
         driver.submit(str(number), "m", "embed", EmbedWork(inputs=texts_of(lengths)))
         if number % 2:
@@ -155,7 +163,7 @@ def test_fewer_dimensions_are_cut_and_then_normalised() -> None:
 
 def test_a_cancelled_embedding_leaves_nothing() -> None:
     driver = open_engine("bert", LaggedCpu(), units=8)
-    driver.submit("it", "m", "embed", EmbedWork(inputs=texts_of([8] * 10)))
+    driver.submit("it", "m", "embed", EmbedWork(inputs=texts_of([LONGEST] * 200)))
     driver.run(steps=3)
     driver.cancel("it")
     driver.finish()

@@ -66,7 +66,7 @@ def test_vectors_are_those_of_the_modules(tmp_path: Path, chosen: list[str], den
     site = Site(Device(), SiteSettings(cache_bytes=1 << 20, superpage=1 << 16))
     embedder = TextEmbedder.load(files, site, torch.float32)
     with torch.inference_mode():
-        vectors = embedder.forward([EmbedItem(ids, None, True) for ids in TEXTS], [])
+        vectors = embedder.forward([EmbedItem(TEXTS, None, True)], [])[0]
         for ids, vector in zip(TEXTS, vectors):
             hidden = build(tiny_bert)(input_ids=torch.tensor([ids])).last_hidden_state[0]
             expected = torch.cat([EXPECTED[name](hidden) for name in EXPECTED if name in chosen])
