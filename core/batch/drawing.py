@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from polymux.core.batch.plan import Grant
@@ -11,7 +12,7 @@ from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.compute.device import HostCopy
 from polymux.core.compute.drawer import SlotDrawer
 from polymux.core.compute.masks import MaskUse
-from polymux.core.compute.rules import RuleStates, RuleUse
+from polymux.core.compute.rules import LogitRule, RuleStates, RuleUse
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
 from polymux.core.text.guide import Guide, MaskWriter
@@ -42,7 +43,7 @@ class Drawer:
         self._vocabulary = vocabulary
         self._device = site.device
         self._penalties: dict[int, Penalties] = {}
-        self._rules = RuleStates(site.settings.max_rows, site.device.torch)
+        self._rules = RuleStates(site.settings.max_rows + 1, site.device.torch)
         self._masks = MaskWriter(vocabulary)
         on_cuda = site.device.torch.type == "cuda"
         self.slots = SlotDrawer(site.settings.max_rows + 1, site.device.torch) if on_cuda else None
@@ -72,6 +73,16 @@ class Drawer:
             tokens, results = samples.tokens, samples.tensors()
         last[drawing.slots] = tokens
         return self._device.copy_to_host({**results, **drawing.scores})
+
+    def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and
+        the tokens' logprobs (R,). Looks at nothing on the host."""
+        values = logits.float()
+        finite = torch.isfinite(values.amax(dim=-1)) & torch.isfinite(values.amin(dim=-1))
+        values = self._rules.apply(values, slots, rules)
+        best, tokens = values.max(dim=-1)
+        self._rules.advance(tokens, slots, rules)
+        return tokens, finite, best - values.logsumexp(dim=-1)
 
     def _describe(self, finals: list[Grant]) -> SampleBatch:
         rows = [token_row(grant.row) for grant in finals]

@@ -37,7 +37,10 @@ class Packer:
         self._inlays = view_blocks(site.arena, model.inlay) if model.inlay is not None else None
         self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)
         slots = site.settings.max_rows + 1
-        self._tables = torch.zeros(slots, -(-self.capacity // cache.units), dtype=torch.int64, device=device)
+        columns = -(-self.capacity // cache.units)
+        # with cross-attention, the last column holds the slab that the row reads
+        self._tables = torch.zeros(slots, columns + (self._slabs is not None), dtype=torch.int64, device=device)
+        self._slab_table = self._tables[:, columns:] if self._slabs is not None else None
         self.last = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def admit(self, row: TokenRow) -> None:
@@ -49,6 +52,8 @@ class Packer:
         changes: list[int] = []
         for grant in plan.grants:
             row = token_row(grant.row)
+            if self._slab_table is not None and not row.tabled:
+                changes += (row.slot, self._tables.shape[1] - 1, row.reads[0].blocks[0])
             for column in range(row.tabled, len(row.blocks)):
                 changes += (row.slot, column, row.blocks[column])
             row.tabled = len(row.blocks)
@@ -107,6 +112,7 @@ class Packer:
         )
         if self._slabs is not None:
             batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
+            batch.slab_table = self._slab_table
         known = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
         context = PagedContext(self._attention, self._view, batch, self._slabs)
         packed = TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
@@ -152,8 +158,9 @@ class Packer:
             slots,
             positions,
             shared=shared,
+            slab_table=self._slab_table,
         )
-        context = PagedContext(self._attention, self._view, batch)
+        context = PagedContext(self._attention, self._view, batch, self._slabs)
         return TokenBatch(self.last[slots], positions, order[:-1], order[:-1], context)
 
 

@@ -44,6 +44,8 @@ class TokenRequest:
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
     rules: tuple[LogitRule, ...] = ()
     """Applied in this order before anything else; rows that carry the same objects are computed together."""
+    lasting: bool = False
+    """The rules are the same objects in all rows of the program: steps may be recorded with them."""
     watched: tuple[int, ...] = ()
     """Tokens whose logprobs at the first place are wanted, before any rule."""
     scores: int | None = None
@@ -64,6 +66,16 @@ class TokenRequest:
         bare = Sampling(temperature=self.sampling.temperature, seed=self.sampling.seed)
         rules = self.rules or self.watched or self.guide is not None
         return self.sampling == bare and self.logprobs is None and not rules
+
+    @cached_property
+    def recordable(self) -> bool:
+        """After the first token nothing is wanted but the likeliest under lasting rules, and its logprob."""
+        return (
+            self.lasting
+            and self.sampling == Sampling(temperature=0.0, seed=self.sampling.seed)
+            and not self.logprobs
+            and self.guide is None
+        )
 
     @cached_property
     def speculative(self) -> bool:

@@ -21,6 +21,7 @@ from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.cache.blocks import CacheSpec, paged_kv
 from polymux.core.compute.device import HostCopy
 from polymux.core.compute.graphs import DecodeGraphs
+from polymux.core.compute.rules import LogitRule
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, PolymuxError
 from polymux.core.vocabulary import BranchEnded, Tokens
@@ -147,19 +148,29 @@ class TokenStage(Stage):
         """A recorded step has drawn already; its tokens count where nothing but a token is wanted."""
         rows = [token_row(grant.row) for grant in plan.grants]
         slots, positions = [row.slot for row in rows], [grant.start for grant in plan.grants]
-        logits, tokens, finite = graphs.run(slots, positions, self._packer.shared_prefix(rows))
+        shared = self._packer.shared_prefix(rows)
+        rules = rows[0].request.rules
+        if rules and all(row.request.recordable and row.request.rules == rules for row in rows):
+            _, tokens, finite, logprobs = graphs.run(slots, positions, shared, rules)
+            return Ticket(plan, self._device.copy_to_host({"tokens": tokens, "finite": finite, "logprobs": logprobs}))
+        logits, tokens, finite = graphs.run(slots, positions, shared)
         if all(row.request.plain for row in rows):
             return Ticket(plan, self._device.copy_to_host({"tokens": tokens, "finite": finite}))
         return self._draw(plan, Drawing(plan.grants, logits, self._device.upload({"slots": slots})["slots"]))
 
-    def _step(self, slots: Tensor, positions: Tensor, shared: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(
+        self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]
+    ) -> tuple[Tensor, ...]:
         """One decode step as a graph records it."""
         if self._drawer.slots is None:
             raise InternalError("only a CUDA device records decode steps")
         logits = self.model.forward(self._packer.pack_step(slots, positions, shared))
-        tokens, finite = self._drawer.slots.draw(logits, slots, positions + 1)
-        self._packer.last[slots] = tokens
-        return logits, tokens, finite
+        if rules:
+            drawn = self._drawer.choose(logits, slots, rules)
+        else:
+            drawn = self._drawer.slots.draw(logits, slots, positions + 1)
+        self._packer.last[slots] = drawn[0]
+        return logits, *drawn
 
     # ---- collect ----
 

@@ -63,7 +63,9 @@ class PagedBatch:
     shared: Tensor | None = None
     """(1,) int64: leading tokens that all rows have in common, block by block; a backend may read them once."""
     slabs: list[int] = field(default_factory=list)
-    """R: the slab each row's cross-attention reads; empty for decoders without one."""
+    """R: the slab each row's cross-attention reads; empty for decoders without one, and in recorded steps."""
+    slab_table: Tensor | None = None
+    """(slots, 1) int64: the same by slot, on the device."""
 
     @property
     def decoding(self) -> bool:

@@ -13,9 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
-"""(slots (B,), positions (B,), shared prefix (1,) or None) -> logits (B, vocabulary), tokens (B,), finite (B,).
-Position -1 marks padding."""
+from polymux.core.compute.rules import LogitRule
+
+Rules = tuple[LogitRule, ...]
+
+Step = Callable[[Tensor, Tensor, Tensor | None, Rules], tuple[Tensor, ...]]
+"""(slots (B,), positions (B,), shared prefix (1,) or None, the rules of every row) -> logits (B, vocabulary),
+tokens (B,), finite (B,) and, with rules, the tokens' logprobs (B,). Position -1 marks padding."""
 
 
 def size_ladder(most: int) -> list[int]:
@@ -27,9 +31,7 @@ def size_ladder(most: int) -> list[int]:
 @dataclass
 class _Recorded:
     graph: torch.cuda.CUDAGraph
-    logits: Tensor
-    tokens: Tensor
-    finite: Tensor
+    outputs: tuple[Tensor, ...]
 
 
 class DecodeGraphs:
@@ -44,17 +46,18 @@ class DecodeGraphs:
         self._padding = padding
         self._input = torch.zeros(2 * most + 1, dtype=torch.int64, device=device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._recorded: dict[tuple[int, bool], _Recorded] = {}
+        self._recorded: dict[tuple[int, bool, Rules], _Recorded] = {}
 
-    def run(self, slots: list[int], positions: list[int], shared: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, tokens and finiteness of the rows, valid until the next run.
+    def run(self, slots: list[int], positions: list[int], shared: int, rules: Rules = ()) -> tuple[Tensor, ...]:
+        """What the step gives of the rows, valid until the next run.
 
-        `shared` is how many leading tokens all rows have in common; 0: each reads its own.
+        `shared` is how many leading tokens all rows have in common; 0: each reads its own. All carry the `rules`;
+        every combination is recorded, so they must be few.
         """
         rows = len(slots)
         size = next(size for size in self._sizes if size >= rows)
         pad = size - rows
-        key = (size, shared > 0)
+        key = (size, shared > 0, rules)
         recorded = self._recorded.get(key)
         if recorded is None:
             recorded = self._recorded[key] = self._record(*key)
@@ -62,15 +65,15 @@ class DecodeGraphs:
         pinned = torch.tensor(numbers, dtype=torch.int64).pin_memory()
         self._input[: len(numbers)].copy_(pinned, non_blocking=True)
         recorded.graph.replay()
-        return recorded.logits[:rows], recorded.tokens[:rows], recorded.finite[:rows]
+        return tuple(output[:rows] for output in recorded.outputs)
 
-    def _record(self, size: int, sharing: bool) -> _Recorded:
+    def _record(self, size: int, sharing: bool, rules: Rules) -> _Recorded:
         # the warm-up compiles kernels; it must not write, so it runs on padding alone
         shared, slots, positions = self._input[: 2 * size + 1].split([1, size, size])
         shared.zero_()
         slots.fill_(self._padding)
         positions.fill_(-1)
-        step = partial(self._step, slots, positions, shared if sharing else None)
+        step = partial(self._step, slots, positions, shared if sharing else None, rules)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -78,5 +81,5 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits, tokens, finite = step()
-        return _Recorded(graph, logits, tokens, finite)
+            outputs = step()
+        return _Recorded(graph, outputs)

@@ -121,6 +121,19 @@ class RuleStates:
                 states = self._states[rule] = torch.zeros(shape, dtype=torch.int64, device=self._device)
             states[slot] = rule.replay(generated, self._device)[0]
 
+    def apply(self, logits: Tensor, slots: Tensor, rules: Sequence[LogitRule]) -> Tensor:
+        """Logits of rows that all carry these rules, admitted before; (R,) slots."""
+        for rule in rules:
+            logits = rule.apply(logits, self._states[rule][slots])
+        return logits
+
+    def advance(self, tokens: Tensor, slots: Tensor, rules: Sequence[LogitRule]) -> None:
+        """The tokens (R,) were drawn."""
+        for rule in rules:
+            if rule.width:
+                states = self._states[rule]
+                states[slots] = rule.advance(states[slots], tokens)
+
     def gather(self, rules: Sequence[Sequence[LogitRule]], slots: Sequence[int]) -> list[RuleUse]:
         """Every rule that a row of the launch carries; a row's own order holds whatever its neighbours carry."""
         places: dict[tuple[int, LogitRule], list[int]] = {}

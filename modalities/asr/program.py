@@ -118,6 +118,7 @@ class TranscriptionProgram(Program):
             stop_ids=frozenset([self.tokens.end]),
             logprobs=0,
             rules=self._rules,
+            lasting=True,
             watched=watch if prompt == before else (),
             salt=salt,
             publish=False,
@@ -219,7 +220,7 @@ def _tell(job: Job, text: WindowText | None) -> None:
 
 def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
     device = site.device.torch
-    encoder, decoder = load_whisper(files.folder, device, read_dtype(options))
+    encoder, decoder = load_whisper(files.folder, device, read_dtype(options), options.get("quantization"))
     tokenizer = Tokenizer.load(files)
     tokens = SpeechTokens.load(files, tokenizer)
     # on a CPU a window fills every core by itself, and other stages get their turn between two

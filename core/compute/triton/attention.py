@@ -11,6 +11,9 @@ from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.compute.triton.decode import attend_singles
 from polymux.core.compute.triton.prefill import attend_chunks
 
+FEW_TOKENS = 16
+"""Tokens of a row up to which each reads the row's slab by itself."""
+
 
 class TritonAttention(AttentionBackend):
     name = "triton"
@@ -77,12 +80,12 @@ class TritonAttention(AttentionBackend):
         return out
 
     def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
-        if not batch.decoding:
+        if batch.slab_table is None or batch.largest > FEW_TOKENS:
             return SdpaAttention().cross(query, slabs, batch, options)
-        if "slabs" not in batch.memo:
-            reads = torch.tensor(batch.slabs, device=query.device)[:, None]
-            rows = torch.arange(len(batch.slabs), device=query.device)
-            batch.memo["slabs"] = (reads, rows, torch.full_like(rows, slabs.shape[2]))
-        reads, rows, lengths = batch.memo["slabs"]
+        # nothing is masked, so every token is a row of its own
         frames = slabs.shape[2]
-        return attend_singles(query, slabs, reads, rows, lengths, frames, frames, options)
+        if "frames" not in batch.memo:
+            batch.memo["frames"] = torch.full_like(batch.token_slots, frames)
+        return attend_singles(
+            query, slabs, batch.slab_table, batch.token_slots, batch.memo["frames"], frames, frames, options
+        )

@@ -1,0 +1,128 @@
+"""Whisper's decoder over packed rows: merged projections, self-attention over blocks, cross-attention over slabs.
+
+Put together from the parts of transformers' decoder. On a CUDA device a step looks at nothing on the host, so it is
+recorded; norms are fused with the sums before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+from transformers import WhisperForConditionalGeneration
+
+from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.cache.blocks import CacheSpec
+from polymux.core.compute.attention import AttentionOptions, PagedContext
+from polymux.core.compute.fast.layers import MakeLinear, merge
+from polymux.core.compute.fast.operations import choose_operations
+
+
+@dataclass
+class DecoderLayer:
+    """One layer, ready to run."""
+
+    before: nn.LayerNorm
+    merged: nn.Module
+    """Queries, keys and values of self-attention, side by side."""
+    mixed: nn.Module
+    before_cross: nn.LayerNorm
+    query: nn.Module
+    crossed: nn.Module
+    before_wide: nn.LayerNorm
+    wide: nn.Module
+    narrow: nn.Module
+
+
+class WhisperDecoder(TokenModel):
+    """Every row reads the slab of its window."""
+
+    recordable = True
+
+    def __init__(self, model: WhisperForConditionalGeneration, slab: CacheSpec, make: MakeLinear | None = None) -> None:
+        """`make` builds the linear layers: a quantized kind."""
+        config = model.config
+        decoder = model.model.decoder
+        parameter = model.proj_out.weight
+        make = make or choose_operations(parameter.device, parameter.dtype).linear
+        self.slab = slab
+        self.heads = config.decoder_attention_heads
+        dim = config.d_model // self.heads
+        self.shape = TokenShape(
+            layers=config.decoder_layers,
+            kv_heads=self.heads,
+            head_dim=dim,
+            vocabulary=config.vocab_size,
+            context=config.max_target_positions,
+            dtype=parameter.dtype,
+        )
+        self.embedding = decoder.embed_tokens.weight.detach()
+        if config.scale_embedding:
+            self.embedding = self.embedding * config.d_model**0.5
+        self.places = decoder.embed_positions.weight.detach()
+        self.layers = [read_layer(layer, make) for layer in decoder.layers]
+        self.norm = decoder.layer_norm
+        self.head = make(parameter.detach(), None)
+        self.act = decoder.layers[0].activation_fn if self.layers else nn.GELU()
+        self._self_options = AttentionOptions(scale=dim**-0.5)
+        self._cross_options = AttentionOptions(scale=dim**-0.5, causal=False)
+        self._still: Tensor | None = None
+        """A rotation by nothing: the fused kernel that writes the cache also rotates."""
+        if parameter.is_cuda:
+            self._still = torch.zeros(2, len(self.places), dim, dtype=parameter.dtype, device=parameter.device)
+            self._still[0] = 1.0
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        return self.head(self.run(batch)[batch.sampled])
+
+    def run(self, batch: TokenBatch) -> Tensor:
+        """Normalised hidden states of all tokens: (T, width)."""
+        context = batch.context
+        x = self.embedding[batch.ids] + self.places[batch.positions]
+        hidden, x = self._add_norm(x, None, self.layers[0].before if self.layers else self.norm)
+        for index, layer in enumerate(self.layers):
+            merged = layer.merged(hidden).unflatten(-1, (3 * self.heads, -1))
+            mixed = layer.mixed(self._attend(index, merged, context).flatten(1))
+            hidden, x = self._add_norm(mixed, x, layer.before_cross)
+            query = layer.query(hidden).unflatten(-1, (self.heads, -1))
+            crossed = layer.crossed(context.attend_slab(index, query, self._cross_options).flatten(1))
+            hidden, x = self._add_norm(crossed, x, layer.before_wide)
+            following = self.layers[index + 1].before if index + 1 < len(self.layers) else self.norm
+            hidden, x = self._add_norm(layer.narrow(self.act(layer.wide(hidden))), x, following)
+        return hidden
+
+    def _attend(self, index: int, merged: Tensor, context: PagedContext) -> Tensor:
+        if self._still is not None and context.backend.recordable:
+            from polymux.core.compute.triton.fused import rotate_write
+
+            cache = context.cache[:, index]
+            query = rotate_write(merged, self.heads, self.heads, self._still, None, cache, context.batch)
+            return context.backend.paged(query, cache, context.batch, self._self_options)
+        query, key, value = merged.split(self.heads, dim=1)
+        return context.attend(index, query, key, value, self._self_options)
+
+    def _add_norm(self, x: Tensor, residual: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """The norm of x + residual, and the sum."""
+        if x.is_cuda:
+            from polymux.core.compute.triton.layer_norm import add_layer_norm
+
+            return add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
+        total = x if residual is None else residual + x
+        return layer_norm(total, norm.normalized_shape, norm.weight, norm.bias, norm.eps), total
+
+
+def read_layer(layer: nn.Module, make: MakeLinear) -> DecoderLayer:
+    attention, cross = layer.self_attn, layer.encoder_attn
+    return DecoderLayer(
+        before=layer.self_attn_layer_norm,
+        merged=merge(make, attention.q_proj, attention.k_proj, attention.v_proj),
+        mixed=merge(make, attention.out_proj),
+        before_cross=layer.encoder_attn_layer_norm,
+        query=merge(make, cross.q_proj),
+        crossed=merge(make, cross.out_proj),
+        before_wide=layer.final_layer_norm,
+        wide=merge(make, layer.fc1),
+        narrow=merge(make, layer.fc2),
+    )
