@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from polymux.core.vocabulary import Receipt, Task, Usage
 
@@ -278,11 +279,49 @@ class Paint(msgspec.Struct, kw_only=True, omit_defaults=True):
     height: int | None = None
     steps: int | None = None
     guidance: float | None = None
-    """The scale that a guidance-distilled model reads."""
+    """How closely to follow the text: the scale that a guidance-distilled model reads, of any other the scale of
+    classifier-free guidance."""
     true_scale: float | None = None
     """Of classifier-free guidance with the negative prompt, which computes every step twice."""
     seed: int | None = None
     """Picture k of n is the one that n=1 makes with seed + k. None: drawn."""
+    source: bytes | None = None
+    """A picture file to start from."""
+    mask: bytes | None = None
+    """A picture file of the same size: what is transparent in it is painted anew, the rest is kept."""
+    strength: float | None = None
+    """How much of `source` may change, up to 1. None: all where a mask says where, else most."""
+    previews: int = 0
+    """Looks at each picture while it is made, evenly apart."""
+    quality: str | None = None
+    """A preset that trades exactness for time: exact, balanced, fast. None: what the operator set."""
+    strict: bool = False
+    """Every bit the same whatever else runs, at the price of batching."""
+
+
+class Preview(msgspec.Struct):
+    """The `number`-th look at picture `index` while it is made: small, RGB bytes row by row from the top."""
+
+    index: int
+    number: int
+    width: int
+    height: int
+    data: bytes
+
+
+class Film(Paint, kw_only=True, omit_defaults=True):
+    """A clip to make of a text, or of a text and the picture it begins with (`source`)."""
+
+    frames: int | None = None
+
+
+class Clip(msgspec.Struct):
+    """Clip `index`: `frames` are (frames, height, width, 3) uint8, `rate` of them a second; `seed` makes it again."""
+
+    index: int
+    seed: int
+    rate: int
+    frames: np.ndarray
 
 
 class Picture(msgspec.Struct):
@@ -304,6 +343,7 @@ DETOKENIZE = Task("detokenize", Detokenize, (Detokenized, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
 TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
 SPEAK = Task("speak", Speak, (Sound, Done))
-IMAGE = Task("image", Paint, (Progress, Picture, Done))
+IMAGE = Task("image", Paint, (Progress, Preview, Picture, Done))
+VIDEO = Task("video", Film, (Progress, Preview, Clip, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK, IMAGE)
+BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK, IMAGE, VIDEO)

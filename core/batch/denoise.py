@@ -7,13 +7,13 @@ before the host has seen launch k. What the host learns later is only that a ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, DenoiseModel
-from polymux.core.batch.plan import Plan
+from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.reuse import Entry, ReusingPass
 from polymux.core.batch.row import Row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
@@ -23,11 +23,14 @@ from polymux.core.compute.device import HostCopy
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import pack
 from polymux.core.errors import InternalError, InvalidRequest
-from polymux.core.tasks import Progress
+from polymux.core.tasks import Preview, Progress
 from polymux.core.vocabulary import Output
 
 PROGRESS = "progress"
 """The `kind` of the `Output` that carries a `tasks.Progress`."""
+
+PREVIEW = "preview"
+"""The `kind` of the `Output` that carries a `tasks.Preview`."""
 
 
 class DenoiseStage(Stage):
@@ -39,9 +42,20 @@ class DenoiseStage(Stage):
 
     indivisible = True
 
-    def __init__(self, name: str, model: DenoiseModel, site: Site, *, max_units: int, max_rows: int = 64) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: DenoiseModel,
+        site: Site,
+        *,
+        max_units: int,
+        max_rows: int = 64,
+        sketch: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """`sketch` makes a small picture, (height, width, 3) uint8, of a clean latent, (1, *shape)."""
         self.name = name
         self.model = model
+        self.sketch = sketch
         self.max_units = max_units
         self.max_rows = max_rows
         self._device = site.device
@@ -79,8 +93,16 @@ class DenoiseStage(Stage):
         row = _denoise_row(row)
         row.trajectory, row.saved = None, []
 
+    def grant(self, row: Row, units: int) -> Grant:
+        row = _denoise_row(row)
+        row.group = self.model.group(row)
+        return super().grant(row, units)
+
     def compatible(self, first: Row, row: Row) -> bool:
-        return self.model.group(_denoise_row(first)) == self.model.group(_denoise_row(row))
+        first, row = _denoise_row(first), _denoise_row(row)
+        if first.request.strict or row.request.strict:
+            return False
+        return first.group == self.model.group(row)
 
     # ---- launch ----
 
@@ -93,7 +115,7 @@ class DenoiseStage(Stage):
                     return Ticket(plan, reusing, joins=True)
                 self._advance(rows, reusing.complete())
             elif rows:
-                self._advance(rows, self.model.forward(_gather(rows)))
+                self._advance(rows, self.model.forward(self._gather(rows)))
             return Ticket(plan, self._check(plan))
 
     def join(self, ticket: Ticket) -> None:
@@ -121,9 +143,22 @@ class DenoiseStage(Stage):
                 if saved is not None:
                     saved.locate(row.blocks, self._device.torch)
                 entries.append(Entry(_trajectory(row).taken, saved))
-        reusing = ReusingPass(self.model, self._tokens, _gather(rows), entries)
+        reusing = ReusingPass(self.model, self._tokens, self._gather(rows), entries)
         reusing.begin()
         return reusing
+
+    def _gather(self, rows: list[DenoiseRow]) -> DenoiseBatch:
+        latents: list[Tensor] = []
+        timesteps: list[Tensor] = []
+        conditions: list[Mapping[str, Tensor]] = []
+        for row in rows:
+            trajectory = _trajectory(row)
+            branches = len(row.request.conditions)
+            latents.append(trajectory.model_input.expand(branches, *row.request.shape))
+            timesteps.append(trajectory.clock[trajectory.taken].expand(branches))
+            conditions += row.request.conditions
+        expert = self.model.expert(rows[0].request, _trajectory(rows[0]).taken)
+        return DenoiseBatch(torch.cat(latents), torch.cat(timesteps), conditions, expert)
 
     def _advance(self, rows: list[DenoiseRow], predictions: Tensor) -> None:
         """Enqueue every row's update. `predictions`: those of all branches in turn, (P, *shape)."""
@@ -131,19 +166,30 @@ class DenoiseStage(Stage):
         for row in rows:
             branches = len(row.request.conditions)
             prediction = self.model.combine(row.request, predictions[first : first + branches].float())
-            _trajectory(row).advance(prediction)
+            trajectory = _trajectory(row)
+            if self.sketch is not None and trajectory.taken + 1 in row.request.previews:
+                row.sketches[trajectory.taken + 1] = self.sketch(trajectory.estimate(prediction))
+            trajectory.advance(prediction)
             first += branches
 
     def _check(self, plan: Plan) -> HostCopy:
-        latents = torch.cat([_trajectory(grant.row).latents for grant in plan.grants])
-        return self._device.copy_to_host({"finite": latents.isfinite().flatten(1).all(1)})
+        results = {
+            "finite": torch.stack([_trajectory(grant.row).latents.isfinite().all() for grant in plan.grants]),
+        }
+        for place, grant in enumerate(plan.grants):
+            row = _denoise_row(grant.row)
+            for step, sketch in row.sketches.items():
+                results[f"{place} {step}"] = sketch
+            row.sketches = {}
+        return self._device.copy_to_host(results)
 
     # ---- collect ----
 
     def collect(self, ticket: Ticket) -> Outcomes:
         outcomes = Outcomes()
         copy: HostCopy = ticket.results
-        for grant, finite in zip(ticket.plan.grants, copy.read()["finite"].tolist()):
+        results = copy.read()
+        for place, (grant, finite) in enumerate(zip(ticket.plan.grants, results.pop("finite").tolist())):
             row = _denoise_row(grant.row)
             row.done = grant.start + grant.count
             if row.job.over or row.ended.done:
@@ -152,6 +198,9 @@ class DenoiseStage(Stage):
                 outcomes.failed.append((row, InternalError("the model's output was not finite for this request")))
                 continue
             self._report(row, outcomes)
+            step = row.done // row.size
+            if f"{place} {step}" in results:
+                outcomes.reports.append(_preview(row, step, results[f"{place} {step}"]))
         return outcomes
 
     @staticmethod
@@ -170,17 +219,11 @@ class DenoiseStage(Stage):
             outcomes.ended.append(row)
 
 
-def _gather(rows: list[DenoiseRow]) -> DenoiseBatch:
-    latents: list[Tensor] = []
-    timesteps: list[Tensor] = []
-    conditions: list[Mapping[str, Tensor]] = []
-    for row in rows:
-        trajectory = _trajectory(row)
-        branches = len(row.request.conditions)
-        latents.append(trajectory.model_input.expand(branches, *row.request.shape))
-        timesteps.append(trajectory.clock[trajectory.taken].expand(branches))
-        conditions += row.request.conditions
-    return DenoiseBatch(torch.cat(latents), torch.cat(timesteps), conditions)
+def _preview(row: DenoiseRow, step: int, pixels: Tensor) -> Output:
+    number = row.request.previews.index(step)
+    height, width, _ = pixels.shape
+    preview = Preview(row.branch, number, width, height, pixels.numpy().tobytes())
+    return Output(row.job.id, PREVIEW, pack(preview))
 
 
 def _denoise_row(row: Row) -> DenoiseRow:

@@ -28,6 +28,8 @@ class DenoiseBatch:
     """(P,) float32, in the scheduler's own units."""
     conditions: Sequence[Mapping[str, Tensor]]
     """Per row."""
+    expert: int = 0
+    """Which of its experts the model runs, where it has several."""
 
     def gather(self, name: str) -> Tensor:
         """One condition of all rows: (P, ...)."""
@@ -38,7 +40,12 @@ class DenoiseBatch:
         if len(rows) == len(self.conditions):
             return self
         conditions = [self.conditions[row] for row in rows]
-        return DenoiseBatch(take_rows(self.latents, rows), take_rows(self.timesteps, rows), conditions)
+        return replace(
+            self,
+            latents=take_rows(self.latents, rows),
+            timesteps=take_rows(self.timesteps, rows),
+            conditions=conditions,
+        )
 
 
 class DenoiseModel(ABC):
@@ -51,7 +58,12 @@ class DenoiseModel(ABC):
     def group(self, row: DenoiseRow) -> Hashable:
         """What must be equal for two rows to share their next pass: resolution, text length, expert, adapter."""
         condition = row.request.conditions[0]
-        return (row.request.shape, *(value.shape for value in condition.values()))
+        expert = self.expert(row.request, row.next_step)
+        return (row.request.shape, expert, *(value.shape for value in condition.values()))
+
+    def expert(self, request: DenoiseRequest, step: int) -> int:
+        """Which expert takes that step of the request (counted from its first one)."""
+        return 0
 
     def size(self, request: DenoiseRequest) -> int:
         """Units of work in one branch of one step: tokens of a transformer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,16 @@ class NoiseScheduler(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """The picture that a request starts from, as its latent's distribution, (*shape) each, on the device."""
+
+    mean: Tensor
+    deviation: Tensor
+    mask: Tensor | None = None
+    """(1, height, width): 1 where the picture is painted anew. Elsewhere the origin is put back after every step."""
+
+
+@dataclass(frozen=True, eq=False)
 class DenoiseRequest:
     """What to denoise. Equal requests give equal latents, whatever else runs."""
 
@@ -49,8 +59,14 @@ class DenoiseRequest:
     """Of the initial noise and of a stochastic scheduler's. Picture k of n has seed + k."""
     rule: StepRule | None = None
     """Which steps reuse what an earlier one saved; None: every step is computed."""
-    latents: Tensor | None = None
-    """Start from these (noised to the first timestep) in place of fresh noise."""
+    start: int = 0
+    """Steps of the schedule that are left out, because `origin` stands for what they would have made."""
+    origin: Origin | None = None
+    """Start from this, noised to the first timestep, in place of fresh noise."""
+    previews: tuple[int, ...] = ()
+    """After these many steps the caller is shown what is becoming of it."""
+    strict: bool = False
+    """Never share a pass, so that every bit of the latent is the same in any company."""
     publish: bool = True
     """Report every step to the caller; otherwise only the program sees the row."""
 
@@ -65,15 +81,19 @@ class DenoiseRow(Row):
         """Raises `InvalidRequest` for a schedule without steps or a request without branches."""
         super().__init__(job, branch)
         self.request = request
-        self.steps = len(request.scheduler.timesteps)
-        if not self.steps or not request.conditions:
+        self.steps = len(request.scheduler.timesteps) - request.start
+        if self.steps <= 0 or not request.conditions:
             raise InvalidRequest("an image needs at least one denoising step and one prompt", param="steps")
         self.size = 1
+        self.group: Hashable = None
+        """What its latest grant must agree in with the rows beside it."""
         self.trajectory: Trajectory | None = None
         self.saved: list[Saved] = []
         """Per branch, while the row runs; empty without a rule."""
         self.ratios: list[Tensor] = []
         """Per branch, the magnitude ratios that `MagProbe` measured, (steps,) float32, once the row has ended."""
+        self.sketches: dict[int, Tensor] = {}
+        """By step, previews on their way to the host."""
         self.result: Tensor | None = None
 
     @property
@@ -88,35 +108,78 @@ class Trajectory:
     def __init__(self, request: DenoiseRequest, device: torch.device) -> None:
         scheduler: Any = copy.deepcopy(request.scheduler)
         if hasattr(scheduler, "set_begin_index") and scheduler.begin_index is None:
-            scheduler.set_begin_index(0)  # else it would search its tables for the first timestep
+            scheduler.set_begin_index(request.start)  # else it would search its tables for the first timestep
         self.scheduler = scheduler
         self.generator = torch.Generator().manual_seed(request.seed)
-        latents = request.latents
-        if latents is None:
-            latents = draw_noise(request.shape, self.generator) * getattr(scheduler, "init_noise_sigma", 1.0)
-        self.latents = latents.to(device, torch.float32).reshape(1, *request.shape)
+        self._times = scheduler.timesteps[request.start :]
+        self._offset = request.start
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        """What shows through a mask: mask, origin and noise, (1, *shape) each."""
+        self.latents = self._begin(request, device)
         """(1, *shape) float32."""
-        self.clock = scheduler.timesteps.to(device, torch.float32)
+        self.clock = self._times.to(device, torch.float32)
         """(steps,) float32 on the device."""
         self.taken = 0
         self._options: dict[str, Any] = {"return_dict": False}
         if "generator" in inspect.signature(scheduler.step).parameters:
             self._options["generator"] = self.generator
 
+    def _begin(self, request: DenoiseRequest, device: torch.device) -> Tensor:
+        """Drawn in diffusers' order: first the origin's latent, then the noise."""
+        origin = request.origin
+        if origin is None:
+            noise = draw_noise(request.shape, self.generator).to(device)[None]
+            return noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        drawn = draw_noise(request.shape, self.generator).to(device)
+        clean = (origin.mean.float() + origin.deviation.float() * drawn)[None]
+        noise = draw_noise(request.shape, self.generator).to(device)[None]
+        if origin.mask is not None:
+            self._kept = (origin.mask.float().expand(1, *request.shape), clean, noise)
+            if request.start == 0:
+                return noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        return self._noised(clean, noise, 0)
+
+    def _noised(self, clean: Tensor, noise: Tensor, step: int) -> Tensor:
+        time = self._times[step : step + 1].to(clean.device)
+        if hasattr(self.scheduler, "scale_noise"):
+            scaled: Tensor = self.scheduler.scale_noise(clean, time, noise)
+            return scaled
+        added: Tensor = self.scheduler.add_noise(clean, noise, time)
+        return added
+
     @property
     def model_input(self) -> Tensor:
         """The latent as the model takes it at the next step: (1, *shape) float32."""
         if not hasattr(self.scheduler, "scale_model_input"):
             return self.latents
-        scaled: Tensor = self.scheduler.scale_model_input(self.latents, self.scheduler.timesteps[self.taken])
+        scaled: Tensor = self.scheduler.scale_model_input(self.latents, self._times[self.taken])
         return scaled
+
+    def estimate(self, prediction: Tensor) -> Tensor:
+        """The latent at the end if this prediction, (1, *shape) float32, held all the way."""
+        config, latents = self.scheduler.config, self.latents
+        kind = config.get("prediction_type", "flow_prediction")
+        sigma = self.scheduler.sigmas[self._offset + self.taken].item() if hasattr(self.scheduler, "sigmas") else 0.0
+        if kind == "flow_prediction" or hasattr(self.scheduler, "scale_noise"):
+            return latents - sigma * prediction
+        if kind == "sample":
+            return prediction
+        if hasattr(self.scheduler, "is_scale_input_called"):  # latents of Euler's kind grow with sigma
+            kept, noised = 1.0, sigma
+        else:
+            share = self.scheduler.alphas_cumprod[self._times[self.taken].long().cpu()].item()
+            kept, noised = share**0.5, (1 - share) ** 0.5
+        if kind == "v_prediction":
+            norm = kept**2 + noised**2
+            return (kept * latents - noised * norm**0.5 * prediction) / norm
+        return (latents - noised * prediction) / kept
 
     def advance(self, prediction: Tensor) -> None:
         """Take one step with the model's prediction, (1, *shape) float32. On an error nothing has changed."""
         before = {name: value[:] if isinstance(value, list) else value for name, value in vars(self.scheduler).items()}
         drawn = self.generator.get_state()
         try:
-            timestep = self.scheduler.timesteps[self.taken]
+            timestep = self._times[self.taken]
             latents: Tensor = self.scheduler.step(prediction, timestep, self.latents, **self._options)[0]
         except BaseException:
             vars(self.scheduler).update(before)
@@ -124,6 +187,11 @@ class Trajectory:
             raise
         self.latents = latents
         self.taken += 1
+        if self._kept is not None:
+            mask, clean, noise = self._kept
+            ended = self.taken == len(self._times)
+            shown = clean if ended else self._noised(clean, noise, self.taken)
+            self.latents = (1 - mask) * shown + mask * latents
 
 
 def draw_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

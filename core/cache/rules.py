@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polymux.core.cache.stepcache import FirstBlock, MagCache, StepMask, StepRule, TaylorSeer, TeaCache
+from polymux.core.cache.stepcache import DeepCache, FirstBlock, MagCache, StepMask, StepRule, TaylorSeer, TeaCache
 from polymux.core.errors import ConfigError
 
 
@@ -28,6 +28,7 @@ BUILT_IN = (
     StepCaching("teacache", TeaCache),
     StepCaching("magcache", MagCache),
     StepCaching("mask", StepMask),
+    StepCaching("deepcache", DeepCache),
     StepCaching("taylorseer", TaylorSeer),
 )
 

@@ -10,6 +10,7 @@ must come to the host before the rest of the step can start.
     MagCache     calibrated magnitudes of residuals         what all blocks added             (arXiv 2506.09045)
     MagProbe     computes all, measures for MagCache        nothing
     StepMask     a list                                     what all blocks added
+    DeepCache    the step's number                          what the depths of a UNet added   (arXiv 2312.00858)
     TaylorSeer   the step's number                          the outputs, extrapolated         (arXiv 2503.06923)
 
 Rules are plain data, shared by requests; a `StepCache` is the state of one row.
@@ -147,6 +148,16 @@ class MagProbe(StepRule):
 
     def plan(self, steps: int) -> list[bool]:
         return [True] * steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepCache(StepRule):
+    """Compute every `interval`-th step, and reuse its residual until the next."""
+
+    interval: int = 2
+
+    def plan(self, steps: int) -> list[bool]:
+        return _guard(self, [step % self.interval == 0 for step in range(steps)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,19 @@ A latent is the VAE's, (channels, height, width); two by two of its pixels make 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.errors import InvalidRequest
-
-PROMPT = "prompt"
-"""Condition: the text encoder's token embeddings, (text tokens, joint dim)."""
-
-POOLED = "pooled"
-"""Condition: the pooled text embedding, (pooled dim,)."""
+from polymux.modalities.diffusion import schedules
+from polymux.modalities.diffusion.encoders import POOLED, PROMPT
 
 GUIDANCE = "guidance"
 """Condition: the scale that a guidance-distilled transformer reads, () float32."""
@@ -125,29 +119,9 @@ def unpack_latents(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     return split.permute(0, 3, 1, 4, 2, 5).reshape(rows, features // 4, height * 2, width * 2)
 
 
-def make_schedule(
-    template: FlowMatchEulerDiscreteScheduler, steps: int, shape: tuple[int, ...]
-) -> FlowMatchEulerDiscreteScheduler:
-    """A scheduler of the template's kind with its timesteps set, shifted for the latent's resolution.
-
-    Raises `InvalidRequest` for a latent that does not divide into tokens.
-    """
+def make_schedule(template: Any, steps: int, shape: tuple[int, ...]) -> Any:
+    """The schedule of a latent of `shape`. Raises `InvalidRequest` for one that does not divide into tokens."""
     _, height, width = shape
     if height % 2 or width % 2:
         raise InvalidRequest("width and height must be multiples of 16", param="size")
-    scheduler = type(template).from_config(template.config)
-    config = scheduler.config
-    sigmas = None if config.get("use_flow_sigmas") else np.linspace(1.0, 1 / steps, steps)
-    options = {"mu": shift_for((height // 2) * (width // 2), config)} if config.get("use_dynamic_shifting") else {}
-    if sigmas is None:
-        scheduler.set_timesteps(steps, **options)
-    else:
-        scheduler.set_timesteps(sigmas=sigmas, **options)
-    return scheduler
-
-
-def shift_for(tokens: int, config: Mapping[str, Any]) -> float:
-    """The shift's exponent, linear in the number of picture tokens, as the scheduler's configuration says."""
-    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-    slope = (config.get("max_shift", 1.15) - config.get("base_shift", 0.5)) / (high - low)
-    return slope * tokens + config.get("base_shift", 0.5) - slope * low
+    return schedules.make_schedule(template, steps, (height // 2) * (width // 2), linear=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from polymux.core.engine.wire import unpack
-from polymux.core.errors import InvalidRequest
+from polymux.core.errors import InvalidRequest, ModelError
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Done, Paint, Picture, Progress
+from polymux.core.tasks import Clip, Done, Film, Paint, Picture, Preview, Progress
 from polymux.core.vocabulary import Ended, Event, Output, Usage
+from polymux.modalities.diffusion.pictures import fit_picture, read_mask, read_picture
+from polymux.modalities.diffusion.recipes import Recipe, find_recipe, size_multiple
 from polymux.modalities.diffusion.spelling import Speller
-from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt
+from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt, Source
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -24,104 +26,183 @@ MOST_PIXELS = 4 << 20
 """Of one picture: 2048 x 2048."""
 MOST_PIXELS_TOGETHER = 16 << 20
 """Of all pictures of one request."""
+MOST_FILM_PIXELS = 256 << 20
+"""Of all frames of a clip: 1280 x 720 for eighteen seconds."""
 LONGEST_ASPECT = 8
 MOST_PICTURES = 16
+MOST_FRAMES = 1025
 MOST_STEPS = 200
 MOST_GUIDANCE = 100.0
+MOST_PREVIEWS = 3
 
-CLIP_TOKENS = 77
-SIDE = 1024
-PROGRESS = "progress"
+IMAGE_STRENGTH = 0.8
+"""How much of a picture changes where nobody says how much, or where."""
 
+PROGRESS, PREVIEW = "progress", "preview"
 
-@dataclass(frozen=True)
-class Habits:
-    """What one model does by default, and what its sizes divide into."""
-
-    multiple: int
-    steps: int
-    tokens: int
-    """Of a prompt at most."""
-    guided: bool
-    """Whether it was distilled to read a guidance scale."""
-
-    @classmethod
-    def read(cls, files: ModelFiles) -> Habits:
-        levels = len(read_part(files, "vae").get("block_out_channels", [0] * 4))
-        guided = bool(read_part(files, "transformer").get("guidance_embeds"))
-        return cls(multiple=2**levels, steps=28 if guided else 4, tokens=512 if guided else 256, guided=guided)
+QUALITIES = ("exact", "balanced", "fast")
 
 
 class PaintFront(Front):
-    def __init__(self, pooled: Speller, tokens: Speller, habits: Habits) -> None:
-        self.pooled = pooled
-        self.tokens = tokens
-        self.habits = habits
+    """`spellers` in the order of the recipe's readings."""
+
+    def __init__(self, recipe: Recipe, spellers: list[Speller], multiple: int, quality: str = "") -> None:
+        self.recipe = recipe
+        self.spellers = spellers
+        self.multiple = multiple
+        self.quality = quality
 
     @classmethod
-    def load(cls, files: ModelFiles) -> PaintFront:
+    def load(cls, files: ModelFiles, options: Mapping[str, Any] | None = None) -> PaintFront:
         """Raises `ModelError` when a part is missing."""
-        habits = Habits.read(files)
-        return cls(
-            Speller.load(files, "tokenizer", CLIP_TOKENS), Speller.load(files, "tokenizer_2", habits.tokens), habits
-        )
+        find = find_recipe(files)
+        if find is None:
+            raise ModelError(f"{files.reference} is of no kind that is painted with")
+        recipe = find(files)
+        spellers = [Speller.load(files, reading.tokenizer, reading.length) for reading in recipe.readings]
+        return cls(recipe, spellers, size_multiple(files, recipe.kind), str((options or {}).get("quality", "")))
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
-        if not isinstance(ask, Paint):
+        recipe = self.recipe
+        if not isinstance(ask, Film if recipe.frames else Paint):
             raise InvalidRequest(f"This model does not serve {task}.")
-        side = math.ceil(SIDE / self.habits.multiple) * self.habits.multiple
-        width = side if ask.width is None else ask.width
-        height = side if ask.height is None else ask.height
-        check_size(width, height, ask.n, self.habits.multiple)
-        steps = self.habits.steps if ask.steps is None else ask.steps
+        width, height = self._size(ask)
+        frames = self._frames(ask) if isinstance(ask, Film) else 1
+        check_size(width, height, ask.n, self.multiple)
+        if width * height * frames * ask.n > MOST_FILM_PIXELS:
+            raise InvalidRequest(f"{frames} frames of {width}x{height} are too many pixels", param="seconds")
+        steps = recipe.steps if ask.steps is None else ask.steps
         if not 1 <= steps <= MOST_STEPS:
             raise InvalidRequest(f"steps must be from 1 to {MOST_STEPS}", param="steps")
-        if ask.guidance is not None and not self.habits.guided:
-            raise InvalidRequest("this model reads no guidance scale", param="guidance")
-        guidance = check_scale(ask.guidance, 3.5, 0.0, "guidance")
-        scale = check_scale(ask.true_scale, 1.0, 1.0, "true_cfg_scale")
-        if (ask.negative is not None) != (scale > 1.0):
-            raise InvalidRequest("negative_prompt and a true_cfg_scale above 1 need each other", param="true_cfg_scale")
+        if not 0 <= ask.previews <= MOST_PREVIEWS:
+            raise InvalidRequest(f"partial_images must be from 0 to {MOST_PREVIEWS}", param="partial_images")
+        quality = ask.quality or self.quality
+        if quality and quality not in QUALITIES:
+            raise InvalidRequest(f"quality is one of {', '.join(QUALITIES)}", param="quality")
+        guidance, scale = self._scales(ask)
+        negative = None
+        if scale > 1.0:
+            negative = self._spell(recipe.negative if ask.negative is None else ask.negative, "negative_prompt")
+            if ask.negative is None:
+                negative = Prompt(negative.ids, negative.lengths, empty=True)
         work = PaintWork(
             prompt=self._spell(ask.prompt, "prompt"),
-            negative=None if ask.negative is None else self._spell(ask.negative, "negative_prompt"),
+            negative=negative,
             n=ask.n,
             width=width,
             height=height,
+            frames=frames,
             steps=steps,
             guidance=guidance,
-            true_scale=scale,
+            scale=scale,
             seed=secrets.randbelow(1 << 31) if ask.seed is None else ask.seed,
+            source=self._source(ask, width, height),
+            previews=ask.previews,
+            quality=quality,
+            strict=ask.strict,
         )
         return Prepared(work)
 
+    def _size(self, ask: Paint) -> tuple[int, int]:
+        """What is not said is the source's size, else the model's own."""
+        width, height = ask.width, ask.height
+        if width is None or height is None:
+            if ask.source is not None and self.recipe.frames is None:
+                width, height = read_picture(ask.source, "image").size
+            else:
+                width, height = (math.ceil(side / self.multiple) * self.multiple for side in self.recipe.size)
+        return width, height
+
+    def _frames(self, ask: Film) -> int:
+        default, apart = self.recipe.frames or (1, 1)
+        frames = default if ask.frames is None else ask.frames
+        if not 1 <= frames <= MOST_FRAMES or (frames - 1) % apart:
+            raise InvalidRequest(
+                f"{frames} frames cannot be made: a clip has 1 frame, or a multiple of {apart} and one more, "
+                f"up to {MOST_FRAMES}",
+                param="frames",
+            )
+        return frames
+
+    def _scales(self, ask: Paint) -> tuple[float, float]:
+        """What a distilled model reads, and the scale of classifier-free guidance."""
+        recipe = self.recipe
+        if recipe.scale > 1.0:  # one scale, whatever it is called
+            if ask.guidance is not None and ask.true_scale is not None:
+                raise InvalidRequest("give guidance or true_cfg_scale: this model has one scale", param="guidance")
+            if ask.guidance is not None:
+                return 1.0, check_scale(ask.guidance, recipe.scale, 1.0, "guidance")
+            return 1.0, check_scale(ask.true_scale, recipe.scale, 1.0, "true_cfg_scale")
+        if ask.guidance is not None and recipe.guidance is None:
+            raise InvalidRequest("this model reads no guidance scale", param="guidance")
+        scale = check_scale(ask.true_scale, 1.0, 1.0, "true_cfg_scale")
+        if (ask.negative is not None) != (scale > 1.0):
+            raise InvalidRequest("negative_prompt and a true_cfg_scale above 1 need each other", param="true_cfg_scale")
+        return check_scale(ask.guidance, recipe.guidance or 1.0, 0.0, "guidance"), scale
+
+    def _source(self, ask: Paint, width: int, height: int) -> Source | None:
+        if ask.source is None:
+            if self.recipe.starts_from:
+                raise InvalidRequest("this model makes a clip of a picture: give one", param="input_reference")
+            if ask.mask is not None or ask.strength is not None:
+                raise InvalidRequest("a mask or a strength needs an image", param="image")
+            return None
+        if self.recipe.frames and not self.recipe.starts_from:
+            raise InvalidRequest("this model makes clips of a text alone", param="input_reference")
+        picture = read_picture(ask.source, "image")
+        mask = None
+        if ask.mask is not None:
+            mask = read_mask(ask.mask, picture.size, (width, height))
+        default = IMAGE_STRENGTH if mask is None else 1.0
+        strength = default if ask.strength is None else ask.strength
+        if not (math.isfinite(strength) and 0.0 < strength <= 1.0):
+            raise InvalidRequest("strength must be above 0 and at most 1", param="strength")
+        return Source(pixels=fit_picture(picture, width, height), mask=mask, strength=strength)
+
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
-        return PaintPresenter()
+        return PaintPresenter(self.recipe.fps)
 
     def describe(self) -> dict[str, Any]:
-        return {"size_multiple": self.habits.multiple, "max_pixels": MOST_PIXELS, "default_steps": self.habits.steps}
+        facts: dict[str, Any] = {
+            "size_multiple": self.multiple,
+            "max_pixels": MOST_PIXELS,
+            "default_steps": self.recipe.steps,
+            "default_size": "x".join(map(str, self.recipe.size)),
+        }
+        if self.recipe.frames:
+            facts |= {"frames_per_second": self.recipe.fps, "default_frames": self.recipe.frames[0]}
+        return facts
 
     def _spell(self, text: str, param: str) -> Prompt:
-        """What exceeds CLIP's window is still read by the other encoder, as the model was trained."""
-        return Prompt(self.pooled.spell(text, cut=True, param=param), self.tokens.spell(text, cut=False, param=param))
+        prepared = self.recipe.prepare(text)
+        spelled = [
+            speller.spell(prepared, cut=reading.cut, padded=reading.padded, param=param)
+            for speller, reading in zip(self.spellers, self.recipe.readings)
+        ]
+        return Prompt(tuple(ids for ids, _ in spelled), tuple(length for _, length in spelled))
 
 
 class PaintPresenter(Presenter):
+    """`fps` of clips."""
+
+    def __init__(self, fps: int) -> None:
+        self.fps = fps
+
     def feed(self, event: Event) -> list[msgspec.Struct]:
         match event:
             case Output(kind=kind, body=body) if kind == PROGRESS:
                 return [unpack(body, Progress)]
+            case Output(kind=kind, body=body) if kind == PREVIEW:
+                return [unpack(body, Preview)]
             case Output(kind=kind, body=body) if kind == PICTURE:
                 painted = unpack(body, Painted)
+                if painted.pixels.ndim == 4:
+                    return [Clip(painted.index, painted.seed, self.fps, painted.pixels)]
                 height, width, _ = painted.pixels.shape
                 return [Picture(painted.index, painted.seed, width, height, painted.pixels.tobytes())]
             case Ended(receipt=receipt):
                 return [Done(Usage(input_tokens=receipt.input_units, output_tokens=receipt.output_units), receipt)]
         return []
-
-
-def read_part(files: ModelFiles, name: str) -> dict[str, Any]:
-    return files.json(f"{name}/config.json")
 
 
 def check_size(width: int, height: int, count: int, multiple: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures, registered like a stranger's plugin: cheap to import, torch only on load."""
+"""Pictures and clips, registered like a stranger's plugin: cheap to import, torch only on load."""
 
 from __future__ import annotations
 
@@ -7,32 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.modalities.diffusion.recipes import find_recipe
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
 
 
-class FluxImages(Pipeline):
-    """FLUX models in diffusers' folders, with distilled guidance (dev) or without any (schnell)."""
+class Painting(Pipeline):
+    """Pictures: the kinds of diffusers folders that `recipes` lists, save those that make clips."""
 
-    name = "flux"
-    tasks = ("image",)
+    name = "painting"
+    tasks: tuple[str, ...] = ("image",)
+    films = False
 
     def accepts(self, files: ModelFiles) -> bool:
-        return files.json("model_index.json").get("_class_name") == "FluxPipeline"
+        find = find_recipe(files)
+        return find is not None and (find(files).frames is not None) == self.films
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
         from polymux.modalities.diffusion.front import PaintFront
 
-        return PaintFront.load(files)
+        return PaintFront.load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-        from polymux.modalities.diffusion.program import load_flux
+        from polymux.modalities.diffusion.program import load_painter
 
-        return load_flux(files, site, options)
+        return load_painter(files, site, options)
+
+
+class Filming(Painting):
+    """Clips, of a text or of a text and a picture."""
+
+    name = "filming"
+    tasks = ("video",)
+    films = True
 
 
 @hookimpl
 def pipelines() -> list[Pipeline]:
-    return [FluxImages()]
+    return [Painting(), Filming()]

@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import Tensor
-from transformers import CLIPTextModel, T5EncoderModel
 
 from polymux.core.batch.denoise import DenoiseStage
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
-from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow
-from polymux.core.cache.stepcache import StepRule
+from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow, Origin
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, InvalidRequest
 from polymux.core.pipeline import Program
-from polymux.modalities.diffusion.flux import GUIDANCE, FluxDenoiser, make_schedule
-from polymux.modalities.diffusion.parts import LatentDecoder, TextEncoders
-from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt
+from polymux.modalities.diffusion.families import Family, Parts, load_family
+from polymux.modalities.diffusion.pixels import LatentSketch, StartEncoder
+from polymux.modalities.diffusion.presets import Presets
+from polymux.modalities.diffusion.recipes import find_recipe
+from polymux.modalities.diffusion.schedules import make_schedule, skip_steps
+from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt, Source
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -36,87 +37,109 @@ KNEE = 8192
 
 
 class PaintProgram(Program):
-    """Serves the task `image`. All pictures of a request share its texts, and pass through the stages together."""
+    """Serves the tasks `image` and `video`. All pictures of a request share its texts, and pass through the stages
+    together."""
 
-    def __init__(
-        self,
-        encoder: OneShotStage,
-        denoiser: DenoiseStage,
-        decoder: OneShotStage,
-        scheduler: FlowMatchEulerDiscreteScheduler,
-        latent: tuple[int, int],
-        device: torch.device,
-        rule: StepRule | None = None,
-    ) -> None:
-        """`latent`: channels, and pixels along the side of one latent pixel. `rule`: which steps are skipped."""
-        self.work = {"image": PaintWork}
-        self.encoder = encoder
-        self.denoiser = denoiser
-        self.decoder = decoder
-        self.stages = (encoder, denoiser, decoder)
-        self._scheduler = scheduler
-        self._latent = latent
-        self._device = device
-        self._rule = rule
+    def __init__(self, family: Family, presets: Presets, site: Site) -> None:
+        self.work = {"image": PaintWork, "video": PaintWork}
+        self.family = family
+        self.presets = presets
+        sketch = LatentSketch(family.decoder, family.channels)
+        self.encoder = OneShotStage("encode", family.texts, site, max_units=KNEE)
+        self.reader = OneShotStage("read", family.source, site, max_units=1, max_rows=1)
+        self.denoiser = DenoiseStage("denoise", family.denoiser, site, max_units=KNEE, sketch=sketch)
+        self.decoder = OneShotStage("decode", family.decoder, site, max_units=1, max_rows=1, to_host=True)
+        self.stages = (self.encoder, self.reader, self.denoiser, self.decoder)
+        self._device = site.device.torch
         self._texts: OrderedDict[Prompt, Mapping[str, Tensor]] = OrderedDict()
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, PaintWork):
             raise InvalidRequest("malformed image work")
-        channels, scale = self._latent
-        shape = (channels, work.height // scale, work.width // scale)
-        schedule = make_schedule(self._scheduler, work.steps, shape)
-        guidance = torch.tensor(work.guidance, dtype=torch.float32).to(self._device)
+        family = self.family
+        shape = family.shape(work)
+        extra = dict(family.extra(work, self._device))
+        start, origin = 0, None
+        if work.source is not None:
+            read = await self._read(job, work, work.source)
+            if isinstance(read, Origin):
+                start, origin = skip_steps(work.steps, work.source.strength), read
+            else:
+                extra |= read
         texts = [work.prompt] if work.negative is None else [work.prompt, work.negative]
-        branches = tuple([{**await self._encode(job, text), GUIDANCE: guidance} for text in texts])
+        branches = tuple([{**await self._encode(job, text), **extra} for text in texts])
+        schedule = make_schedule(family.scheduler, work.steps, family.tokens(shape), linear=family.linear)
+        steps = len(schedule.timesteps) - start
         requests = [
-            DenoiseRequest(shape, schedule, branches, work.true_scale, work.seed + index, self._rule)
+            DenoiseRequest(
+                shape,
+                schedule,
+                branches,
+                work.scale,
+                work.seed + index,
+                self.presets.find(work.quality, steps),
+                start,
+                origin,
+                space_out(work.previews, steps),
+                work.strict,
+            )
             for index in range(work.n)
         ]
-        pictures = [job.spawn(self._paint(job, request, index)) for index, request in enumerate(requests)]
+        pictures = [job.spawn(self._paint(job, request, index, work)) for index, request in enumerate(requests)]
         for picture in pictures:
             await picture
 
     async def _encode(self, job: Job, text: Prompt) -> Mapping[str, Tensor]:
-        job.receipt.input_units += len(text.tokens)
+        job.receipt.input_units += text.size
         if text in self._texts:
             job.receipt.encoder_hits += 1
-            job.receipt.cached_units += len(text.tokens)
+            job.receipt.cached_units += text.size
             self._texts.move_to_end(text)
             return self._texts[text]
-        row = await job.start(self.encoder, OneShotRow(job, text, len(text.tokens)))
+        row = await job.start(self.encoder, OneShotRow(job, text, text.size))
         encoded: Mapping[str, Tensor] = row.result
         self._texts[text] = encoded
         if len(self._texts) > KEPT_PROMPTS:
             self._texts.popitem(last=False)
         return encoded
 
-    async def _paint(self, job: Job, request: DenoiseRequest, index: int) -> None:
+    async def _read(self, job: Job, work: PaintWork, source: Source) -> Origin | Mapping[str, Tensor]:
+        """What stands for the picture to start from: an origin to be noised, or further conditions."""
+        if isinstance(self.family.source, StartEncoder):
+            row = await job.start(self.reader, OneShotRow(job, (source.pixels, work.frames), 1))
+            conditions: Mapping[str, Tensor] = row.result
+            return conditions
+        row = await job.start(self.reader, OneShotRow(job, source.pixels, 1))
+        mask = None
+        if source.mask is not None:
+            sides = (work.height // self.family.scale, work.width // self.family.scale)
+            whole = torch.from_numpy(source.mask).to(self._device).float()[None, None]
+            mask = torch.nn.functional.interpolate(whole, size=sides)[0]
+        return Origin(row.result.mean, row.result.deviation, mask)
+
+    async def _paint(self, job: Job, request: DenoiseRequest, index: int, work: PaintWork) -> None:
         row = await job.start(self.denoiser, DenoiseRow(job, request, index))
         if row.result is None:
             raise InternalError("a picture ended without its latent")
         decoded = await job.start(self.decoder, OneShotRow(job, row.result, 1, index))
-        _, height, width = request.shape
-        job.receipt.output_units += (height // 2) * (width // 2)
-        job.emit(PICTURE, Painted(index, request.seed, decoded.result.numpy()))
+        job.receipt.output_units += self.family.tokens(request.shape) * (request.shape[1] if self.family.apart else 1)
+        pixels = decoded.result.numpy()
+        if work.source is not None and work.source.mask is not None:
+            pixels = np.where(work.source.mask[..., None] > 0, pixels, work.source.pixels)
+        job.emit(PICTURE, Painted(index, request.seed, pixels))
 
 
-def load_flux(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> PaintProgram:
-    dtype, device = read_dtype(options), site.device.torch
-    place: Any = {"torch_dtype": dtype, "use_safetensors": True}
+def space_out(count: int, steps: int) -> tuple[int, ...]:
+    """Step counts after which `count` previews are due, evenly apart, before the last step."""
+    places = {round(steps * number / (count + 1)) for number in range(1, count + 1)}
+    return tuple(sorted(place for place in places if 0 < place < steps))
 
-    def load(kind: Any, name: str) -> Any:
-        return kind.from_pretrained(files.path(name), **place).to(device).eval().requires_grad_(False)
 
-    vae = load(AutoencoderKL, "vae")
-    texts = TextEncoders(load(CLIPTextModel, "text_encoder"), load(T5EncoderModel, "text_encoder_2"))
-    denoiser = FluxDenoiser(load(FluxTransformer2DModel, "transformer"))
-    return PaintProgram(
-        OneShotStage("encode", texts, site, max_units=KNEE),
-        DenoiseStage("denoise", denoiser, site, max_units=KNEE),
-        OneShotStage("decode", LatentDecoder(vae), site, max_units=1, max_rows=1, to_host=True),
-        FlowMatchEulerDiscreteScheduler.from_pretrained(files.path("scheduler")),
-        (vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1)),
-        device,
-        site.step_rule(options),
-    )
+def load_painter(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> PaintProgram:
+    """Raises `ModelError` when the folder lacks a part."""
+    find = find_recipe(files)
+    if find is None:
+        raise InternalError("a folder without a recipe was accepted")
+    recipe = find(files)
+    family = load_family(recipe.kind, Parts(files, read_dtype(options), site.device.torch))
+    return PaintProgram(family, Presets.load(files, options, family.denoiser, site.step_rule(options)), site)

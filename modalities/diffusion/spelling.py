@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import tokenizers
@@ -9,6 +10,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
 from polymux.core.errors import ContextTooLong, ModelError
 from polymux.core.models import ModelFiles
+from polymux.core.models.convert.converter import run_module
 from polymux.core.models.files import read_json
 from polymux.core.text.tokenizer import Tokenizer, named_tokens
 
@@ -19,7 +21,7 @@ WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p
 
 
 class Speller:
-    """`length` ids for any text."""
+    """Ids for any text: `length` of them, or fewer."""
 
     def __init__(self, tokenizer: Tokenizer, pad: int, length: int) -> None:
         self.tokenizer = tokenizer
@@ -32,6 +34,10 @@ class Speller:
         part = ModelFiles(f"{files.reference}/{name}", files.path(name))
         if part.has("tokenizer.json"):
             tokenizer = Tokenizer.load(part)
+        elif not is_clip(part):
+            with tempfile.TemporaryDirectory() as folder:  # once at start: it takes a few seconds
+                run_module("polymux.core.models.convert.tokenizer", part.folder, Path(folder))
+                tokenizer = Tokenizer.load(ModelFiles(part.reference, Path(folder)))
         else:
             named = named_tokens(part.json("special_tokens_map.json")) | named_tokens(
                 part.json("tokenizer_config.json")
@@ -42,12 +48,20 @@ class Speller:
             raise ModelError(f"{part.reference} names no pad_token")
         return cls(tokenizer, pad, length)
 
-    def spell(self, text: str, *, cut: bool, param: str) -> tuple[int, ...]:
-        """Raises `ContextTooLong` for a text that is longer, unless it may be `cut`."""
+    def spell(self, text: str, *, cut: bool, padded: bool, param: str) -> tuple[tuple[int, ...], int]:
+        """The ids, and how many they are before the padding.
+
+        Raises `ContextTooLong` for a text that is longer, unless it may be `cut`.
+        """
         ids = self.tokenizer.encode(text, longest=self.length if cut else None)
         if len(ids) > self.length:
             raise ContextTooLong(f"{param} has {len(ids)} tokens; the model reads {self.length}", param=param)
-        return (*ids, *[self.pad] * (self.length - len(ids)))
+        return (*ids, *[self.pad] * (self.length - len(ids) if padded else 0)), len(ids)
+
+
+def is_clip(part: ModelFiles) -> bool:
+    """Whether the two old files of a tokenizer are CLIP's."""
+    return part.has("merges.txt") and START in part.path("vocab.json").read_text(encoding="utf-8")
 
 
 def build_clip(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:

@@ -1,42 +1,131 @@
-"""UNets of the Stable Diffusion 1.5, 2 and XL kind (diffusers' `UNet2DConditionModel`) as denoisers."""
+"""UNets of the Stable Diffusion 1.5, 2 and XL kind (diffusers' `UNet2DConditionModel`) as denoisers.
+
+A UNet has no row of equal blocks, but its last layer joins what the picture just passed (one convolution) with what
+came up from the depths, and the depths change little from step to step. So the parts are: the convolution; nothing;
+all that lies deeper; the last layer. A row that skips the third reuses the feature that it left (DeepCache).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from polymux.core.batch.denoiser import DenoiseBatch, DenoiseModel
-
-PROMPT = "prompt"
-"""Condition: the text encoder's token embeddings, (text tokens, cross-attention dim)."""
-
-POOLED = "pooled"
-"""Condition of the XL kind: the pooled text embedding, (pooled dim,)."""
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.errors import ModelError
+from polymux.modalities.diffusion.encoders import POOLED, PROMPT
 
 SIZES = "sizes"
 """Condition of the XL kind: original size, crop and target size, (6,)."""
 
 
-class UNetDenoiser(DenoiseModel):
+@dataclass(frozen=True)
+class Layout:
+    """Of the latent, in pixels."""
+
+    height: int
+    width: int
+
+
+class UNetDenoiser(BlockModel):
     """Predicts what its scheduler is configured for (noise, or velocity). Every row has a timestep of its own."""
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
+        """Raises `ModelError` for a UNet of another kind."""
         self.unet: Any = unet
         self.unet.eval().requires_grad_(False)
         self.dtype = self.unet.dtype
         self._extended = self.unet.config.addition_embed_type == "text_time"
+        if self.unet.config.addition_embed_type not in (None, "text_time") or self.unet.config.class_embed_type:
+            raise ModelError("this UNet reads conditions that no served pipeline has")
+        resnet = self.unet.up_blocks[-1].resnets[-1]
+        self.dim = resnet.in_channels - self.unet.config.block_out_channels[0]
+        self._halvings: int = 2**self.unet.num_upsamplers
 
-    def forward(self, batch: DenoiseBatch) -> Tensor:
-        added = None
-        if self._extended:
-            added = {"text_embeds": batch.gather(POOLED).to(self.dtype), "time_ids": batch.gather(SIZES).to(self.dtype)}
-        prediction: Tensor = self.unet(
-            batch.latents.to(self.dtype),
-            batch.timesteps,
-            encoder_hidden_states=batch.gather(PROMPT).to(self.dtype),
-            added_cond_kwargs=added,
-            return_dict=False,
-        )[0]
+    def tokens(self, request: DenoiseRequest) -> int:
+        _, height, width = request.shape
+        return height * width
+
+    def embed(self, batch: DenoiseBatch) -> Streams:
+        model = self.unet
+        latents = batch.latents.to(self.dtype)
+        text = batch.gather(PROMPT).to(self.dtype)
+        added = self._added(batch)
+        time = model.time_embedding(model.get_time_embed(sample=latents, timestep=batch.timesteps))
+        extra = model.get_aug_embed(emb=time, encoder_hidden_states=text, added_cond_kwargs=added)
+        time = time if extra is None else time + extra
+        if model.time_embed_act is not None:
+            time = model.time_embed_act(time)
+        rows, _, height, width = latents.shape
+        first = model.conv_in(2 * latents - 1 if model.config.center_input_sample else latents)
+        hidden = first.new_zeros(()).expand(rows, height * width, self.dim)  # the depths add all there is
+        return Streams(hidden, {"first": first, "time": time, "text": text}, Layout(height, width))
+
+    def _added(self, batch: DenoiseBatch) -> Mapping[str, Tensor] | None:
+        if not self._extended:
+            return None
+        return {"text_embeds": batch.gather(POOLED).to(self.dtype), "time_ids": batch.gather(SIZES).to(self.dtype)}
+
+    def head(self, streams: Streams) -> Streams:
+        return streams
+
+    def body(self, streams: Streams) -> Streams:
+        model, beside = self.unet, streams.beside
+        passed = [beside["first"]]
+        sample = beside["first"]
+        for block in model.down_blocks:
+            sample, left = block(hidden_states=sample, temb=beside["time"], **_read(block, beside))
+            passed += left
+        if model.mid_block is not None:
+            sample = model.mid_block(sample, beside["time"], **_read(model.mid_block, beside))
+        layout = streams.shared
+        odd = any(side % self._halvings for side in (layout.height, layout.width))
+        for place, block in enumerate(model.up_blocks):
+            count = len(block.resnets)
+            left, passed = tuple(passed[-count:]), passed[:-count]
+            if place == len(model.up_blocks) - 1:
+                sample = _run_layers(block, sample, left[1:], beside)
+                break
+            size = passed[-1].shape[2:] if odd else None
+            sample = block(
+                hidden_states=sample,
+                temb=beside["time"],
+                res_hidden_states_tuple=left,
+                upsample_size=size,
+                **_read(block, beside),
+            )
+        return replace(streams, hidden=sample.flatten(2).transpose(1, 2))
+
+    def finish(self, streams: Streams) -> Tensor:
+        model, beside, layout = self.unet, streams.beside, streams.shared
+        deep = streams.hidden.transpose(1, 2).unflatten(2, (layout.height, layout.width))
+        block = model.up_blocks[-1]
+        place = len(block.resnets) - 1
+        sample = _run_layers(block, deep, (beside["first"],), beside, place)
+        if model.conv_norm_out:
+            sample = model.conv_act(model.conv_norm_out(sample))
+        prediction: Tensor = model.conv_out(sample)
         return prediction.float()
+
+    def modulate(self, streams: Streams) -> Tensor:
+        raise ModelError("a UNet has no modulated input to measure")
+
+
+def _read(block: Any, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"encoder_hidden_states": beside["text"]} if getattr(block, "has_cross_attention", False) else {}
+
+
+def _run_layers(
+    block: Any, sample: Tensor, left: tuple[Tensor, ...], beside: Mapping[str, Tensor], first: int = 0
+) -> Tensor:
+    """Layers of a last block, from number `first` on: as many as there are features `left` from the way down."""
+    for place, skip in enumerate(reversed(left), first):
+        sample = block.resnets[place](torch.cat([sample, skip], 1), beside["time"])
+        if getattr(block, "has_cross_attention", False):
+            sample = block.attentions[place](sample, encoder_hidden_states=beside["text"], return_dict=False)[0]
+    return sample

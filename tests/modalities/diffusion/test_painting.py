@@ -24,8 +24,8 @@ from polymux.core.service import Served, Service
 from polymux.core.testing.engine import LocalEngine
 from polymux.core.testing.painting import save_tiny_flux
 from polymux.gateway.app import create_app
-from polymux.modalities.diffusion.parts import LatentDecoder
-from polymux.modalities.diffusion.plugin import FluxImages
+from polymux.modalities.diffusion.pixels import LatentDecoder
+from polymux.modalities.diffusion.plugin import Painting
 from polymux.modalities.diffusion.spelling import build_clip
 
 pytestmark = pytest.mark.anyio
@@ -52,13 +52,13 @@ def diffusers(folder: Path) -> FluxPipeline:
 @pytest.fixture(scope="module")
 def engine(folder: Path, diffusers: FluxPipeline) -> LocalEngine:
     site = Site()
-    return LocalEngine({"flux": FluxImages().load(ModelFiles("flux", folder), site, {})}, site)
+    return LocalEngine({"flux": Painting().load(ModelFiles("flux", folder), site, {})}, site)
 
 
 @pytest.fixture(scope="module")
 async def http(engine: LocalEngine, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     files = ModelFiles("flux", folder)
-    pipeline = FluxImages()
+    pipeline = Painting()
     assert pipeline.accepts(files)
     service = Service([Served("flux", pipeline.tasks, pipeline.front(files, {}), engine)])
     await service.start()

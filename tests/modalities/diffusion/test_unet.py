@@ -22,7 +22,7 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.denoising import DenoiseProgram, DenoiseWork, read_latents
 from polymux.core.testing.drive import Driver
-from polymux.modalities.diffusion import unet
+from polymux.modalities.diffusion import encoders, unet
 
 SIDE, TEXT, DIM, POOLED = 8, 5, 16, 12
 KINDS = {
@@ -70,10 +70,10 @@ def make_request(kind: str, name: str, extended: bool) -> DenoiseRequest:
     branches = []
     for number in range(2 if scale else 1):
         prompt, pooled = make_prompt(10 * seed + number)
-        condition = {unet.PROMPT: prompt}
+        condition = {encoders.PROMPT: prompt}
         if extended:
             sizes = torch.tensor([SIDE * 8.0, SIDE * 8.0, 0.0, 0.0, SIDE * 8.0, SIDE * 8.0])
-            condition |= {unet.POOLED: pooled, unet.SIZES: sizes}
+            condition |= {encoders.POOLED: pooled, unet.SIZES: sizes}
         branches.append(condition)
     return DenoiseRequest((4, SIDE, SIDE), scheduler, tuple(branches), scale, seed)
 

@@ -1,0 +1,103 @@
+"""Transformers of the Wan kind (diffusers' `WanTransformer3DModel`) as denoisers: clips, from texts and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from diffusers import WanTransformer3DModel
+from torch import Tensor
+
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.modalities.diffusion.encoders import PROMPT
+
+FIRST_FRAME = "first frame"
+"""Condition of models that start from a picture: which latent frames are given, and their latents,
+(mask and latent channels, frames, height, width)."""
+
+SEEN = "seen"
+"""Condition of such models that also look at the picture: its patches' embeddings, (patches, image dim)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the rows of a pass share."""
+
+    expert: int
+    grid: tuple[int, int, int]
+    rotary: Any
+
+
+class WanDenoiser(BlockModel):
+    """Predicts velocities. With two transformers, the second takes the steps below `boundary` (of 1: all noise)."""
+
+    def __init__(self, experts: Sequence[WanTransformer3DModel], boundary: float | None = None) -> None:
+        self.experts: list[Any] = list(experts)
+        for model in self.experts:
+            model.eval().requires_grad_(False)
+        first = self.experts[0]
+        self.boundary = boundary
+        self.dtype = first.dtype
+        self.dim = first.config.num_attention_heads * first.config.attention_head_dim
+        self._patch: tuple[int, int, int] = tuple(first.config.patch_size)
+
+    def expert(self, request: DenoiseRequest, step: int) -> int:
+        if self.boundary is None or len(self.experts) == 1:
+            return 0
+        scheduler: Any = request.scheduler
+        last = len(scheduler.timesteps) - 1
+        time = float(scheduler.timesteps[min(request.start + step, last)])
+        return 0 if time >= self.boundary * scheduler.config.num_train_timesteps else 1
+
+    def tokens(self, request: DenoiseRequest) -> int:
+        _, frames, height, width = request.shape
+        return (frames // self._patch[0]) * (height // self._patch[1]) * (width // self._patch[2])
+
+    def size(self, request: DenoiseRequest) -> int:
+        return self.tokens(request)
+
+    def embed(self, batch: DenoiseBatch) -> Streams:
+        model = self.experts[batch.expert]
+        latents = batch.latents
+        if FIRST_FRAME in batch.conditions[0]:
+            latents = torch.cat([latents, batch.gather(FIRST_FRAME)], 1)
+        latents = latents.to(self.dtype)
+        seen = batch.gather(SEEN).to(self.dtype) if SEEN in batch.conditions[0] else None
+        hidden = model.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()
+        time, modulation, text, picture = model.condition_embedder(
+            batch.timesteps, batch.gather(PROMPT).to(self.dtype), seen
+        )
+        if picture is not None:
+            text = torch.cat([picture, text], 1)
+        grid = tuple(side // patch for side, patch in zip(latents.shape[2:], self._patch))
+        beside = {"text": text, "time": time, "modulation": modulation.unflatten(1, (6, -1))}
+        return Streams(hidden, beside, Layout(batch.expert, grid, model.rope(latents)))
+
+    def head(self, streams: Streams) -> Streams:
+        return _run_block(self.experts[streams.shared.expert].blocks[0], streams)
+
+    def body(self, streams: Streams) -> Streams:
+        for block in list(self.experts[streams.shared.expert].blocks)[1:]:
+            streams = _run_block(block, streams)
+        return streams
+
+    def finish(self, streams: Streams) -> Tensor:
+        model = self.experts[streams.shared.expert]
+        shift, scale = (model.scale_shift_table + streams.beside["time"][:, None]).chunk(2, dim=1)
+        hidden = model.norm_out(streams.hidden.float()) * (1 + scale) + shift
+        tokens = model.proj_out(hidden.type_as(streams.hidden)).float()
+        split = tokens.unflatten(2, (*self._patch, -1)).unflatten(1, streams.shared.grid)
+        return split.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+    def modulate(self, streams: Streams) -> Tensor:
+        block = self.experts[streams.shared.expert].blocks[0]
+        shift, scale = (block.scale_shift_table + streams.beside["modulation"].float())[:, :2].chunk(2, dim=1)
+        return (block.norm1(streams.hidden.float()) * (1 + scale) + shift).type_as(streams.hidden)
+
+
+def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
+    hidden = block(streams.hidden, streams.beside["text"], streams.beside["modulation"], streams.shared.rotary)
+    return replace(streams, hidden=hidden)
