@@ -67,7 +67,10 @@ class Presets:
         )
 
     def find(self, name: str, steps: int) -> StepRule | None:
-        """The rule for a picture of so many steps; of no name, the operator's. Raises `InvalidRequest` for an unknown name."""
+        """The rule for a picture of so many steps; without a name the operator's.
+
+        Raises `InvalidRequest` for an unknown name.
+        """
         if not name:
             return self.own
         if name not in self.rules:

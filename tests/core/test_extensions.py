@@ -66,7 +66,11 @@ def test_rules_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("option", "says"),
-    [("thrid", "is unknown: use first-block"), ({"name": "mask"}, "mask"), ({"name": "teacache", "speed": 1}, "speed")],
+    [
+        ("thrid", "is unknown: use deepcache, first-block"),
+        ({"name": "mask"}, "mask"),
+        ({"name": "teacache", "speed": 1}, "speed"),
+    ],
 )
 def test_wrong_rules_are_refused(option: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
