@@ -32,11 +32,13 @@ def choose_settings(device: torch.device, folders: Iterable[Path], given: Mappin
     if "cache_bytes" in given:
         return settings
     free, total = torch.cuda.mem_get_info(device)
-    weights = sum(count_weight_bytes(folder) for folder in folders)
+    sizes = [count_weight_bytes(folder) for folder in folders]
+    # while a model is rebuilt from its parts, its weights are there twice
+    weights = sum(sizes) + max(sizes, default=0)
     cache = int(free * USABLE) - weights - min(WORKING_BYTES, total // 8)
     if cache < LEAST_BYTES:
         raise ConfigError(
-            f"the models' weights are {weights / 2**30:.1f} GiB and {device} has {free / 2**30:.1f} GiB free: no room "
+            f"loading the models takes {weights / 2**30:.1f} GiB and {device} has {free / 2**30:.1f} GiB free: no room "
             "is left for a cache; serve fewer models, quantize them, or set cache_bytes of [engine] yourself",
             param="cache_bytes",
         )

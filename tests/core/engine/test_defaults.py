@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_cache_gets_what_the_weights_leave(folder: Path) -> None:
     settings = choose_settings(CARD, [folder], {})
-    assert 9 << 30 < settings["cache_bytes"] < 12 << 30
+    assert 7 << 30 < settings["cache_bytes"] < 10 << 30
 
 
 def test_what_the_user_sets_counts(folder: Path) -> None:
@@ -35,8 +35,8 @@ def test_what_the_user_sets_counts(folder: Path) -> None:
 
 
 def test_weights_without_room_for_a_cache_are_refused_with_a_way_out(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"weights are 14\.0 GiB.*cache_bytes"):
-        choose_settings(CARD, [folder] * 7, {})
+    with pytest.raises(ConfigError, match=r"takes 14\.0 GiB.*cache_bytes"):
+        choose_settings(CARD, [folder] * 6, {})
 
 
 def test_a_cpu_keeps_the_sites_own(folder: Path) -> None:

@@ -1,0 +1,223 @@
+"""Streams that arrive by chance, over HTTP through the gateway, and the time from process start to the first token.
+
+A folder with random weights of the shape is written to the local disk and served by `polymux serve` in a process of
+its own; prompts are token ids, so that lengths are exact. Arrivals are Poisson and open-loop, lengths uniform between
+half and one and a half times their mean; the load and the peer's figures are those of vLLM 0.26.0's own server on the
+same kind of card, measured on another day.
+
+PYTHONPATH=benchmarks python benchmarks/gpu/online.py --shapes benchmarks/gpu/shapes.json --model qwen3-8b --out FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger import record
+
+PEER = "vLLM 0.26.0 server, same kind of card"
+LOADS = {  # (arrivals a second, mean prompt): the peer's p99 of first token and between tokens, ms
+    (8, 512): (41.0, 14.0),
+    (16, 512): (110.0, 37.0),
+    (32, 512): (153.0, 50.0),
+    (48, 512): (184.0, 63.0),
+    (8, 2400): (177.0, 48.0),
+    (16, 2400): (307.0, 117.0),
+}
+ANSWER = 128
+
+
+@dataclass
+class Stream:
+    """Times of one request, in seconds since it was sent."""
+
+    asked: int
+    tokens: list[float] = field(default_factory=list)
+
+
+async def complete(port: int, prompt: list[int], tokens: int) -> Stream:
+    body = json.dumps(
+        {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    ).encode()
+    stream = Stream(tokens)
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n" % len(body) + body
+    )
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise RuntimeError((head + await reader.read(500)).decode())
+    async for line in reader:
+        if line.startswith(b"data: {"):
+            if b'"text":""' not in line and b'"choices":[]' not in line:
+                stream.tokens.append(time.perf_counter() - begin)
+        elif line.startswith(b"data: [DONE]"):
+            break
+        elif line.startswith(b"event: error"):
+            raise RuntimeError((await reader.readline()).decode())
+    writer.close()
+    return stream
+
+
+async def load(port: int, rate: float, prompt: int, count: int) -> tuple[list[Stream], float]:
+    draw = random.Random(0)
+    tasks = []
+    begin = time.perf_counter()
+    for _ in range(count):
+        ids = [draw.randint(300, 20000) for _ in range(draw.randint(prompt // 2, prompt * 3 // 2))]
+        tasks.append(asyncio.create_task(complete(port, ids, draw.randint(ANSWER // 2, ANSWER * 3 // 2))))
+        await asyncio.sleep(draw.expovariate(rate))
+    return await asyncio.gather(*tasks), time.perf_counter() - begin
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Milliseconds."""
+    return 1000 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+@contextlib.contextmanager
+def serve(folder: Path, args: argparse.Namespace) -> Iterator[int]:
+    """The port of a server over the folder; prints the stages of its start."""
+    config = folder.parent / "polymux.toml"
+    config.write_text(
+        f'[models.m]\nreference = "{folder}"\n[engine]\ndevice = "{args.device}"\ndtype = "bfloat16"\n'
+        "[gateway]\nport = 18123\n"
+    )
+    begin = time.perf_counter()
+    with (folder.parent / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "polymux", "serve", "--quiet", "--config", str(config)], stdout=log, stderr=log
+        )
+    try:
+        listening = None
+        while True:
+            if process.poll() is not None:
+                raise RuntimeError((folder.parent / "server.log").read_text()[-3000:])
+            try:
+                with urllib.request.urlopen("http://127.0.0.1:18123/readyz", timeout=5):
+                    break
+            except urllib.error.HTTPError:
+                listening = listening or time.perf_counter() - begin
+            except OSError:
+                pass
+            time.sleep(0.05)
+        ready = time.perf_counter() - begin
+        asyncio.run(complete(18123, [400] * 64, 1))
+        first = time.perf_counter() - begin
+        with urllib.request.urlopen("http://127.0.0.1:18123/v1/models") as answer:
+            facts = json.load(answer)["data"][0]
+        print(
+            f"listening {listening or ready:.1f} s, ready {ready:.1f} s, first token {first:.1f} s; {facts}", flush=True
+        )
+        if args.out:
+            for stage, seconds in (
+                ("gateway listening", listening or ready),
+                ("engine ready", ready),
+                ("first token", first),
+            ):
+                record(
+                    "online",
+                    f"{args.model} shape, start to {stage}",
+                    seconds,
+                    "s",
+                    results=args.out,
+                    hardware=args.hardware,
+                )
+        yield 18123
+    finally:
+        process.terminate()
+        process.wait(20)
+        print((folder.parent / "server.log").read_text()[-args.log :], flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals at every rate")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--log", type=int, default=2000, help="characters of the server's log to show at the end")
+    args = parser.parse_args()
+    from shape import write_shape  # after the arguments: it brings torch
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        begin = time.perf_counter()
+        write_shape(json.loads(args.shapes.read_text())[args.model], folder, args.device)
+        args.hardware = release()
+        print(f"wrote the weights in {time.perf_counter() - begin:.1f} s", flush=True)
+        with serve(folder, args) as port:
+            warm, _ = asyncio.run(load(port, 8, 512, 64))
+            del warm
+            for (rate, prompt), (peer_first, peer_between) in LOADS.items():
+                streams, seconds = asyncio.run(load(port, rate, prompt, int(rate * args.seconds)))
+                report(args, rate, prompt, streams, seconds, peer_first, peer_between)
+
+
+def report(
+    args: argparse.Namespace,
+    rate: int,
+    prompt: int,
+    streams: list[Stream],
+    seconds: float,
+    peer_first: float,
+    peer_between: float,
+) -> None:
+    short = [stream for stream in streams if len(stream.tokens) != stream.asked]
+    first = [stream.tokens[0] for stream in streams]
+    between = [b - a for stream in streams for a, b in zip(stream.tokens, stream.tokens[1:])]
+    p50, p90, p99 = (percentile(between, share) for share in (0.5, 0.9, 0.99))
+    print(
+        f"{rate}/s x {prompt}: first token {percentile(first, 0.5):.0f} / {percentile(first, 0.9):.0f} / "
+        f"{percentile(first, 0.99):.0f} ms (peer p99 {peer_first:.0f}), between {p50:.1f} / {p90:.1f} / {p99:.1f} "
+        f"(max {1000 * max(between):.0f}) ms (peer p99 {peer_between:.0f}), "
+        f"{sum(len(stream.tokens) for stream in streams) / seconds:.0f} tokens/s, "
+        f"{len(short)} streams with merged tokens",
+        flush=True,
+    )
+    if args.out:
+        name = f"{args.model} shape, {rate}/s x {prompt} tokens"
+        for what, value, peer in (
+            ("first token p99", percentile(first, 0.99), peer_first),
+            ("between tokens p99", p99, peer_between),
+        ):
+            record(
+                "online",
+                f"{name}, {what}",
+                value,
+                "ms",
+                peer=PEER,
+                peer_value=peer,
+                hardware=args.hardware,
+                results=args.out,
+            )
+
+
+def release() -> str:
+    """Give the card back before the server starts; its name."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+if __name__ == "__main__":
+    main()
