@@ -73,7 +73,7 @@ class Answers:
             self._answers.extend(prepared.answers)
             self._over = True
             return self
-        submit = Submit(self.job, self.served.name, self.task, work, self.priority, left)
+        submit = Submit(self.job, self.served.model, self.task, work, self.priority, left)
         self._stream = self.served.engine.submit(submit)
         if self._until is not None:
             self._alarm = asyncio.get_running_loop().call_at(self._until, self._expire)

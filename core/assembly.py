@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from polymux.core.service import Served, Service
 from polymux.core.vocabulary import NamedModel
 
 ENGINE = "main"
+
+ADAPTERS = "adapters"
+"""The option of a model that names what may change its weights: name -> reference, later name -> folder."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ def open_half(settings: Settings, plugins: Plugins, model: NamedModel, report: R
     files = locate(plugins, model, report)
     pipeline = plugins.choose_pipeline(files, model.pipeline)
     options = {**({"dtype": settings.engine.dtype} if settings.engine.dtype else {}), **model.options}
+    if ADAPTERS in options:
+        options[ADAPTERS] = locate_adapters(model.name, options[ADAPTERS], plugins, report)
     try:
         front = pipeline.front(files, options)
     except PolymuxError:
@@ -116,6 +122,18 @@ def make_spec(name: str, settings: Settings, plugins: Plugins, halves: Sequence[
         disabled_plugins=plugins.left_out(),
         settings=read_site(settings.engine, [half.model for half in halves]),
     )
+
+
+def locate_adapters(model: str, references: Any, plugins: Plugins, report: Report) -> dict[str, str]:
+    """Each adapter's folder. Raises `ModelError` for one that cannot be resolved, `ConfigError` for a bad name."""
+    if not isinstance(references, Mapping):
+        raise ConfigError(f"model {model}: {ADAPTERS} is a table of names and references", param=ADAPTERS)
+    folders = {}
+    for name, reference in references.items():
+        if not re.fullmatch(r"[\w.-]+", name) or not isinstance(reference, str):
+            raise ConfigError(f"model {model}: adapter {name!r} is no name with a reference", param=ADAPTERS)
+        folders[name] = str(resolve(reference, sources=plugins.model_sources(), report=report).folder)
+    return folders
 
 
 def read_site(engine: EngineSettings, models: Sequence[NamedModel]) -> dict[str, Any]:

@@ -203,6 +203,10 @@ def read_tables(path: Path) -> dict[str, Mapping[str, Any]]:
     for model in tables.get("models", {}).values():
         if isinstance(model, dict) and str(model.get("reference", "")).startswith(("./", "../")):
             model["reference"] = str((path.parent / model["reference"]).absolute())
+        adapters = model.get("options", {}).get("adapters") if isinstance(model, dict) else None
+        for name, reference in adapters.items() if isinstance(adapters, dict) else ():
+            if str(reference).startswith(("./", "../")):
+                adapters[name] = str((path.parent / reference).absolute())
     return tables
 
 

@@ -68,6 +68,10 @@ class Front(ABC):
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
         """The presenter for one job."""
 
+    def variants(self) -> Mapping[str, Front]:
+        """Further fronts before the same program, by name: each is served as `model:name` (a model's adapters)."""
+        return {}
+
     def describe(self) -> dict[str, Any]:
         """Facts for `/v1/models`: context length, dimensions, sampling rate, voices."""
         return {}

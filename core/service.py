@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -35,17 +35,38 @@ class Served:
     engine: Engine
     aliases: tuple[str, ...] = ()
     """Further names that reach it."""
+    variant_of: str | None = None
+    """The model in the engine, where this is one of its front's variants."""
+
+    @property
+    def model(self) -> str:
+        """Its name in the engine."""
+        return self.variant_of or self.name
+
+    def variants(self) -> list[Served]:
+        """What else is served by the same program: `name:variant`, and `alias:variant`."""
+        return [
+            replace(
+                self,
+                name=f"{self.name}:{variant}",
+                front=front,
+                aliases=tuple(f"{alias}:{variant}" for alias in self.aliases),
+                variant_of=self.name,
+            )
+            for variant, front in self.front.variants().items()
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Facts of both halves: the engine's (dtype, bytes) and the front's (context length, voices)."""
-        return {**self.engine.models.get(self.name, {}), **self.front.describe()}
+        variant = {"variant_of": self.variant_of} if self.variant_of else {}
+        return {**self.engine.models.get(self.model, {}), **self.front.describe(), **variant}
 
 
 class Service:
     """Serves `models`. Raises `ConfigError` when two of them claim one name."""
 
     def __init__(self, models: Iterable[Served], preparers: Preparers | None = None) -> None:
-        self.models = tuple(models)
+        self.models = tuple(each for served in models for each in (served, *served.variants()))
         self.engines = tuple(dict.fromkeys(served.engine for served in self.models))
         self._preparers = preparers or Preparers()
         self._jobs = itertools.count(1)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.attention import PagedContext
+
+if TYPE_CHECKING:
+    from polymux.core.compute.adapters import AdapterSet
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,16 @@ class TokenShape:
     context: int
     """The longest sequence the model can take."""
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class AdaptedTokens:
+    """Tokens `start` to `end` of a packed batch, which one adapter changes."""
+
+    start: int
+    end: int
+    weights: Tensor
+    """(size,): the adapter's block, in the model's own layout."""
 
 
 @dataclass
@@ -43,6 +57,8 @@ class TokenBatch:
     """(P,) int64: places in the packed batch that an encoder's vectors fill instead of tokens."""
     vectors: Tensor | None = None
     """(P, dim)."""
+    adapted: Sequence[AdaptedTokens] = ()
+    """In any order, none over another."""
 
     def embed(self, embedding: Callable[[Tensor], Tensor]) -> Tensor:
         """(T, dim): the tokens' embeddings, with the encoder's vectors in their places."""
@@ -60,6 +76,8 @@ class TokenModel(ABC):
     """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
     inlay: CacheSpec | None = None
     """What an encoder leaves to stand in prompts in place of tokens: (vectors, dim); rows then read a holding of it."""
+    adapters: AdapterSet | None = None
+    """What may be added to the model's weights; rows with an adapter hold a block of it."""
     recordable = False
     """On a CUDA device, a decode step may be recorded as a graph: it looks at nothing on the host."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymux.core.batch.decoder import TokenBatch, TokenModel
+from polymux.core.batch.decoder import AdaptedTokens, TokenBatch, TokenModel
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.cache.blocks import CacheSpec, view_blocks
@@ -34,6 +34,8 @@ class Packer:
         self.recordable = model.recordable and self._attention.recordable
         self._view = view_blocks(site.arena, cache)
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
+        self._adapters = view_blocks(site.arena, model.adapters.spec) if model.adapters is not None else None
+        self._alone = site.settings.deterministic
         self._inlays = view_blocks(site.arena, model.inlay) if model.inlay is not None else None
         self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)
         slots = site.settings.max_rows + 1
@@ -63,7 +65,7 @@ class Packer:
 
     def pack(self, plan: Plan) -> TokenBatch:
         """The launch's input, worked out on the host and sent in one piece. Single tokens come first."""
-        plan.grants.sort(key=lambda grant: grant.count > 1)
+        plan.grants.sort(key=lambda grant: (grant.count > 1, adapter_of(grant)))
         ids: list[int] = []
         positions: list[int] = []
         token_slots: list[int] = []
@@ -119,7 +121,21 @@ class Packer:
         if inlaid and self._inlays is not None:
             packed.places, blocks, offsets = sent["inlaid"].view(-1, 3).unbind(dim=1)
             packed.vectors = self._inlays[blocks, offsets]
+        packed.adapted = self._find_adapted(plan, starts)
         return packed
+
+    def _find_adapted(self, plan: Plan, starts: list[int]) -> list[AdaptedTokens]:
+        """Neighbours with the same adapter are computed together, unless a row's bits may depend on no neighbour."""
+        found: list[AdaptedTokens] = []
+        block = -1
+        for grant, start, end in zip(plan.grants, starts, starts[1:]):
+            before, block = block, adapter_of(grant)
+            if block < 0 or self._adapters is None:
+                continue
+            if block == before and not self._alone:
+                start = found.pop().start
+            found.append(AdaptedTokens(start, end, self._adapters[block]))
+        return found
 
     def sample_guesses(self, batch: TokenBatch, plan: Plan) -> None:
         """Have the model give logits behind every guess's predecessor as well, after the others."""
@@ -164,7 +180,13 @@ class Packer:
         return TokenBatch(self.last[slots], positions, order[:-1], order[:-1], context)
 
 
+def adapter_of(grant: Grant) -> int:
+    """The block of the row's adapter; -1 for none."""
+    adapter = token_row(grant.row).adapter
+    return -1 if adapter is None else adapter.blocks[0]
+
+
 def continues(grant: Grant) -> bool:
     """One more token after one that this residency has sampled: the device has all it needs."""
     row = token_row(grant.row)
-    return grant.count == 1 and grant.start >= row.resumed and row.lookup is None
+    return grant.count == 1 and grant.start >= row.resumed and row.lookup is None and row.adapter is None

@@ -14,6 +14,7 @@ from polymux.core.tasks import Sampling
 
 if TYPE_CHECKING:
     from polymux.core.batch.speculation import PromptLookup
+    from polymux.core.cache.holding import Holding
     from polymux.core.compute.rules import LogitRule
     from polymux.core.engine.job import Job
     from polymux.core.text.guide import Guide
@@ -106,6 +107,8 @@ class TokenRow(Row):
         """Per prompt token but the first, as far as they are computed."""
         self.lookup: PromptLookup | None = None
         """Guesses tokens ahead; such a row waits for each launch's results."""
+        self.adapter: Holding | None = None
+        """One block: the weights that are added to the model's for this row. Also one of `reads`."""
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0

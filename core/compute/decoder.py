@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.reference import KEYWORD, prepare_reference
 from polymux.core.errors import ModelError
 
@@ -22,7 +23,14 @@ class TransformersDecoder(TokenModel):
         self.model = prepare_reference(model)
         self.shape = read_shape(model.config, next(model.parameters()).dtype)
 
+    def adapt(self, adapters: AdapterSet) -> None:
+        """Serve these adapters of the model."""
+        adapters.replace(self.model)
+        self.adapters = adapters
+
     def forward(self, batch: TokenBatch) -> Tensor:
+        if self.adapters is not None:
+            self.adapters.launch.tokens = batch.adapted
         inputs = {"input_ids": batch.ids[None]}
         if batch.places is not None:
             inputs = {"inputs_embeds": batch.embed(self.model.get_input_embeddings())[None]}

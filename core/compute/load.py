@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from polymux.core.batch.tokens import TokenModel
+from polymux.core.compute.adapters import AdapterFiles, AdapterSet
 from polymux.core.compute.body import Body, TransformersBody
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast import accelerate
@@ -28,11 +29,12 @@ def load_decoder(
     quantization: str | None = None,
     positions: int | None = None,
     quantizers: Sequence[Quantizer] = (),
+    adapters: Sequence[AdapterFiles] = (),
 ) -> TokenModel:
     """A decoder from a model folder, on the fast tier where its structure allows.
 
     `quantization` replaces the linear layers by a format of `quantizers` or of core ("int8": weights in 8 bits, on a
-    CPU); it needs the fast tier.
+    CPU); it needs the fast tier. `adapters` are served beside the model.
     Raises `ModelError` when the architecture cannot be served, `ConfigError` for a wrong option.
     """
     check_tier(tier)
@@ -46,9 +48,12 @@ def load_decoder(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a language model from {folder}: {error}") from error
     reference = TransformersDecoder(model.to(device))
-    if tier == "reference":
-        return reference
-    return accelerate(reference, make, positions)
+    served = AdapterSet(reference.model, adapters, dtype) if adapters else None
+    if tier != "reference":
+        return accelerate(reference, make, positions, served)
+    if served is not None:
+        reference.adapt(served)
+    return reference
 
 
 def prepare_body(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,8 @@ class GenerateFront(Front):
         self.template = template
         self.context = context
         self.vocabulary = vocabulary
+        self.adapter: str | None = None
+        self.adapters: tuple[str, ...] = ()
         self.grammars = Grammars(tokenizer, vocabulary)
         self.habits = Habits(tokenizer, template, self.grammars)
 
@@ -45,7 +48,18 @@ class GenerateFront(Front):
         """Raises `ModelError` when a file is missing or does not say how long the context is."""
         tokenizer = Tokenizer.load(files)
         template = ChatTemplate.load(files, tokenizer.special_tokens)
-        return cls(tokenizer, template, read_context(files), files.config().get("vocab_size", tokenizer.size))
+        front = cls(tokenizer, template, read_context(files), files.config().get("vocab_size", tokenizer.size))
+        front.adapters = tuple(options.get("adapters", ()))
+        return front
+
+    def variants(self) -> dict[str, Front]:
+        """This front once per adapter; tokenizer and grammars are shared."""
+        return {name: self._adapt(name) for name in self.adapters}
+
+    def _adapt(self, name: str) -> GenerateFront:
+        front = copy(self)
+        front.adapter, front.adapters = name, ()
+        return front
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         if isinstance(ask, Tokenize) and ask.chat is not None:
@@ -72,6 +86,7 @@ class GenerateFront(Front):
             logprobs=None if ask.logprobs is None else min(ask.logprobs, self.vocabulary),
             score_prompts=echoes is not None and ask.logprobs is not None,
             guidance=manner.guidance,
+            adapter=self.adapter,
         )
         telling = Telling(
             ask.stop,
@@ -93,6 +108,8 @@ class GenerateFront(Front):
             "chat": self.template is not None,
             "tools": self.habits.calls is not None,
             "thinks": self.habits.marks is not None,
+            **({"adapters": list(self.adapters)} if self.adapters else {}),
+            **({"adapter": self.adapter} if self.adapter else {}),
         }
 
     def _read_chat(self, ask: Chat) -> tuple[list[int], Manner]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from polymux.core.batch.adapters import AdapterStage, open_adapters
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
+from polymux.core.cache.holding import Holding
 from polymux.core.cache.prefix import root_digest
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
@@ -35,28 +37,38 @@ if TYPE_CHECKING:
 class GenerationProgram(Program):
     """Continues prompts. The branches of one prompt start when its first has computed the prompt, and share it."""
 
-    def __init__(self, stage: TokenStage, reference: str, grammars: GrammarStage | None = None) -> None:
+    def __init__(
+        self,
+        stage: TokenStage,
+        reference: str,
+        grammars: GrammarStage | None = None,
+        adapters: AdapterStage | None = None,
+    ) -> None:
         self.work = {"chat": GenerateWork, "complete": GenerateWork}
         self.stage = stage
-        self.stages = (stage,) if grammars is None else (stage, grammars)
+        self.stages = tuple(each for each in (stage, grammars, adapters) if each is not None)
         self._reference = reference
         self._grammars = grammars
+        self._adapters = adapters
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, GenerateWork):
             raise InvalidRequest("malformed generation work")
         grammar = await self._compile(job, work.guidance)
+        adapter = await self._adapt(job, work.adapter)
         if work.score_prompts:
-            await self._score(job, work)
+            await self._score(job, work, adapter)
         leaders = [
-            job.start(self.stage, self._row(job, work, prompt, 0, grammar)) for prompt in range(len(work.prompts))
+            job.start(self.stage, self._row(job, work, prompt, 0, grammar, adapter))
+            for prompt in range(len(work.prompts))
         ]
         rows = list(leaders)
         for prompt, leader in enumerate(leaders):
             if work.n > 1:
                 await leader.started
                 rows += [
-                    job.start(self.stage, self._row(job, work, prompt, choice, grammar)) for choice in range(1, work.n)
+                    job.start(self.stage, self._row(job, work, prompt, choice, grammar, adapter))
+                    for choice in range(1, work.n)
                 ]
         for row in rows:
             await row
@@ -82,20 +94,35 @@ class GenerationProgram(Program):
             or (await job.start(self._grammars, OneShotRow(job, guidance.grammar, 1))).result
         )
 
-    async def _score(self, job: Job, work: GenerateWork) -> None:
+    async def _adapt(self, job: Job, name: str | None) -> Holding | None:
+        if name is None:
+            return None
+        if self._adapters is None:
+            raise InternalError("this model was loaded without adapters")
+        return await self._adapters.fetch(job, name)
+
+    async def _score(self, job: Job, work: GenerateWork, adapter: Holding | None) -> None:
         """Rows that compute all of their prompts, whatever others have left; the answers then start from theirs."""
         rows = []
         for prompt in range(len(work.prompts)):
-            row = self._row(job, work, prompt, 0, None)
+            row = self._row(job, work, prompt, 0, None, adapter)
             request = replace(row.request, max_tokens=1, logprobs=None, guide=None, scores=work.logprobs or 0)
-            request = replace(request, publish=False)
-            rows.append(job.start(self.stage, TokenRow(job, request, row.branch)))
+            row.request = replace(request, publish=False)
+            rows.append(job.start(self.stage, row))
         for prompt, row in enumerate(rows):
             await row
             logprobs = [logprob for logprob, _ in row.scores]
             job.emit(SCORES, PromptScores(prompt, logprobs, [best for _, best in row.scores]))
 
-    def _row(self, job: Job, work: GenerateWork, prompt: int, choice: int, grammar: Grammar | None) -> TokenRow:
+    def _row(
+        self,
+        job: Job,
+        work: GenerateWork,
+        prompt: int,
+        choice: int,
+        grammar: Grammar | None,
+        adapter: Holding | None,
+    ) -> TokenRow:
         ids = work.prompts[prompt]
         room = self.stage.capacity - len(ids)
         if room < 1:
@@ -103,7 +130,9 @@ class GenerationProgram(Program):
                 f"the prompt has {len(ids)} tokens; this engine's cache holds {self.stage.capacity}", param="messages"
             )
         branch = prompt * work.n + choice
-        own = (job.id, str(prompt)) if work.score_prompts else ()  # only what is computed is scored
+        own = [job.id, str(prompt)] if work.score_prompts else []  # only what is computed is scored
+        if self._adapters is not None and work.adapter is not None:
+            own.append(self._adapters.digest(work.adapter).hex())
         request = TokenRequest(
             prompt=ids,
             max_tokens=min(work.max_tokens[prompt], room),
@@ -114,7 +143,10 @@ class GenerationProgram(Program):
             salt=root_digest(self._reference, work.salt, *own),
             guide=open_guide(work, grammar),
         )
-        return TokenRow(job, request, branch)
+        row = TokenRow(job, request, branch)
+        if adapter is not None:
+            row.adapter, row.reads = adapter, [adapter]
+        return row
 
 
 BUNDLE = 1024
@@ -195,6 +227,7 @@ def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> P
 
 
 def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    adapters = open_adapters(options.get("adapters", {}))
     decoder = load_decoder(
         files.folder,
         site.device.torch,
@@ -202,10 +235,12 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         tier=options.get("tier", "fast"),
         quantization=options.get("quantization"),
         quantizers=site.quantizers,
+        adapters=adapters,
     )
     grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
     stage = TokenStage("decode", decoder, site, guesses=read_guesses(options))
-    return GenerationProgram(stage, files.reference, grammars)
+    served = AdapterStage(decoder.adapters, site) if decoder.adapters is not None else None
+    return GenerationProgram(stage, files.reference, grammars, served)
 
 
 def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:

@@ -63,6 +63,8 @@ class GenerateWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     guidance: Guidance | None = None
     score_prompts: bool = False
     """Emit `PromptScores` for every prompt; only with `logprobs`. A program that cannot raises `InvalidRequest`."""
+    adapter: str | None = None
+    """The name of the adapter that changes the model for this job."""
     salt: str = ""
     """Prefixes are shared only between jobs of equal salt."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.attention import AttentionOptions, PackedContext
 from polymux.core.compute.body import TransformersBody
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
@@ -27,24 +28,32 @@ CHECK_ROWS = (5, 12)
 
 
 def accelerate(
-    reference: TransformersDecoder, make: MakeLinear | None = None, positions: int | None = None
+    reference: TransformersDecoder,
+    make: MakeLinear | None = None,
+    positions: int | None = None,
+    adapters: AdapterSet | None = None,
 ) -> TokenModel:
     """The fast tier of a decoder, or the reference itself where its structure is unfamiliar.
 
-    `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables. The check runs before
-    any quantization, with the same attention on both sides, and takes one small forward pass of each.
+    `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables; `adapters` are served
+    beside the model. The check runs before any quantization and any adapter, with the same attention on both sides,
+    and takes one small forward pass of each.
     """
     model, shape = reference.model, reference.shape
     try:
         sketch = _read(model, reference.forward, shape, positions)
         fast = _assemble(model, shape, sketch, None)
         _prove(model, reference.forward, sketch, fast.forward)
-        if make is None:
-            return fast
-        del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
-        return _assemble(model, shape, sketch, make)
+        if make is not None:
+            del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
+            fast = _assemble(model, shape, sketch, make)
+        if adapters is not None:
+            fast.adapt(adapters, sketch.layers)
+        return fast
     except Unfamiliar as reason:
         log.warning("%s runs on the reference tier: %s", type(model).__name__, reason)
+        if adapters is not None:
+            reference.adapt(adapters)
         return reference
 
 

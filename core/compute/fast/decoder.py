@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.attention import AttentionContext, AttentionOptions
+from polymux.core.compute.fast.layers import GatedMlp
 from polymux.core.compute.fast.operations import Operations, RotaryTable
-from polymux.core.compute.fast.structure import Norm
+from polymux.core.compute.fast.structure import LayerParts, Norm, Unfamiliar
 
 
 @dataclass
@@ -88,7 +90,23 @@ class FastDecoder(FastBackbone, TokenModel):
         self.head = head
         self.final_softcap = final_softcap
 
+    def adapt(self, adapters: AdapterSet, layers: list[LayerParts]) -> None:
+        """Serve these adapters of the model; `layers` are its parts, from which this decoder's were merged.
+
+        Raises `Unfamiliar` when an adapter changes a layer that is not among them.
+        """
+        for layer, parts in zip(self.layers, layers, strict=True):
+            layer.qkv = adapters.wrap(layer.qkv, parts.q, parts.k, parts.v)
+            layer.o = adapters.wrap(layer.o, parts.o)
+            if isinstance(layer.mlp, GatedMlp):
+                layer.mlp.adapt(adapters, parts.mlp)
+        if adapters.unwrapped:
+            raise Unfamiliar(f"an adapter changes {min(adapters.unwrapped)}")
+        self.adapters = adapters
+
     def forward(self, batch: TokenBatch) -> Tensor:
+        if self.adapters is not None:
+            self.adapters.launch.tokens = batch.adapted
         hidden = self.run(batch.embed(self.embed), batch.positions, batch.context)
         logits = self.head(hidden[batch.sampled])
         if self.final_softcap is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softmax
 
+from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.fast.operations import Operations
 from polymux.core.compute.fast.structure import LayerParts, Unfamiliar
 
@@ -38,6 +39,11 @@ class GatedMlp(nn.Module):
         self.gate_up = merge(make, gate, up)
         self.down = merge(make, down)
         self.act = act
+
+    def adapt(self, adapters: AdapterSet, mlp: Any) -> None:
+        """Add the adapters' share; `mlp` is the module that this one was made from."""
+        self.gate_up = adapters.wrap(self.gate_up, mlp.gate_proj, mlp.up_proj)
+        self.down = adapters.wrap(self.down, mlp.down_proj)
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
         return self.down(operations.gate(self.act, self.gate_up(x)))

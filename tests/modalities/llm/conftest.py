@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from typing import Any
@@ -11,7 +12,9 @@ import httpx
 import pytest
 from tokenizers import AddedToken
 
+from polymux.core.batch.adapters import AdapterStage, open_adapters
 from polymux.core.batch.tokens import TokenStage
+from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import LaggedCpu
 from polymux.core.engine.site import Site, SiteSettings
@@ -52,20 +55,30 @@ def decoder_of(thinks: bool) -> TransformersDecoder:
     return TransformersDecoder(build(lambda: tiny_llama(tokenizer_of(thinks).size, CONTEXT)))
 
 
-def open_service(*, thinks: bool = False) -> Service:
+def open_service(
+    *, thinks: bool = False, adapters: Mapping[str, str] = {}, speculation: int = 0, **settings: Any
+) -> Service:
+    """`adapters`: name -> folder; `settings`: further ones of the site."""
     tokenizer, decoder = tokenizer_of(thinks), decoder_of(thinks)
-    site = Site(LaggedCpu(), SiteSettings(cache_bytes=1 << 24, superpage=1 << 16, block=16))
+    loader = None
+    site = Site(LaggedCpu(), SiteSettings(**{"cache_bytes": 1 << 24, "superpage": 1 << 16, "block": 16, **settings}))
+    if adapters:
+        decoder = TransformersDecoder(copy.deepcopy(decoder.model))
+        decoder.adapt(AdapterSet(decoder.model, open_adapters(adapters), decoder.shape.dtype))
+        loader = AdapterStage(decoder.adapters, site)
     grammars = GrammarStage(Grammars(tokenizer, decoder.shape.vocabulary), site)
-    program = GenerationProgram(TokenStage("decode", decoder, site), "tiny", grammars)
+    stage = TokenStage("decode", decoder, site, guesses=speculation)
+    program = GenerationProgram(stage, "tiny", grammars, loader)
     front = GenerateFront(tokenizer, ChatTemplate({"default": TEMPLATE}, {}), CONTEXT, decoder.shape.vocabulary)
+    front.adapters = tuple(adapters)
     tasks = ("chat", "complete", "tokenize", "detokenize")
     return Service([Served("tiny", tasks, front, LocalEngine({"tiny": program}, site))])
 
 
 @asynccontextmanager
-async def serve_tiny(*, thinks: bool = False, library: Any = httpx) -> AsyncIterator[Any]:
-    """`library`: the HTTP client whose transport the official client insists on."""
-    service = open_service(thinks=thinks)
+async def serve_tiny(*, library: Any = httpx, **options: Any) -> AsyncIterator[Any]:
+    """`library`: the HTTP client whose transport the official client insists on; `options`: of `open_service`."""
+    service = open_service(**options)
     await service.start()
     await service.wait_ready()
     transport = library.ASGITransport(create_app(service))
