@@ -9,6 +9,7 @@ from torch.nn.attention.varlen import varlen_attn
 from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows, PagedBatch
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.compute.triton.decode import attend_singles
+from polymux.core.compute.triton.packed import attend_packed
 from polymux.core.compute.triton.prefill import attend_chunks
 
 FEW_TOKENS = 16
@@ -29,15 +30,17 @@ class TritonAttention(AttentionBackend):
         return None
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
+        edges = rows.edges(query.device)
         plain = options.softcap is None and options.sinks is None and options.window is None
         if query.dtype == torch.float32 or not plain:
-            return SdpaAttention().packed(query, key, value, rows, options)
+            return attend_packed(query, key, value, edges, rows.longest, options)
         group = query.shape[1] // key.shape[1]
         if group > 1:
             key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        edges, longest = rows.edges(query.device), rows.longest
         window = (-1, 0) if options.causal else (-1, -1)
-        return varlen_attn(query, key, value, edges, edges, longest, longest, scale=options.scale, window_size=window)
+        return varlen_attn(
+            query, key, value, edges, edges, rows.longest, rows.longest, scale=options.scale, window_size=window
+        )
 
     def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         singles = batch.singles

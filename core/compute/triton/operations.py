@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from polymux.core.compute.attention import AttentionContext, PagedContext
+from polymux.core.compute.attention import AttentionContext, PackedContext
 from polymux.core.compute.fast.operations import Operations, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
-from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
+from polymux.core.compute.triton.fused import add_layer_norm, add_norm, gate, rotate_write
 from polymux.core.compute.triton.linear import CudaLinear
+from polymux.core.compute.triton.packed import rotate_heads
 
 if TYPE_CHECKING:
     from polymux.core.compute.fast.decoder import FastLayer
@@ -32,6 +33,11 @@ class TritonOperations(Operations):
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         return add_norm(x, residual, norm.weight, norm.eps), residual
 
+    def add_layer_norm(self, x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
+        if norm.bias is None or not (x.is_contiguous() and residual.is_contiguous()):
+            return super().add_layer_norm(x, residual, norm)
+        return add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
+
     def gate(self, act: nn.Module, gate_up: Tensor) -> Tensor:
         if act not in self._kinds:
             self._kinds[act] = recognise_gate(act, gate_up.device)
@@ -48,11 +54,15 @@ class TritonOperations(Operations):
         positions: Tensor,
         context: AttentionContext,
     ) -> Tensor:
-        if not isinstance(context, PagedContext) or not isinstance(context.backend, TritonAttention):
-            return super().attend(index, layer, merged, heads, kv_heads, positions, context)
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
+        if isinstance(context, PackedContext):
+            rotate_heads(merged, heads, kv_heads, layer.rotary.table, norms, positions)
+            query, key, value = merged.split([heads, kv_heads, kv_heads], dim=1)
+            return context.attend(index, query, key, value, layer.options)
+        if not isinstance(context.backend, TritonAttention):
+            return super().attend(index, layer, merged, heads, kv_heads, positions, context)
         cache = context.cache[:, index]
         query = rotate_write(merged, heads, kv_heads, layer.rotary.table, norms, cache, context.batch)
         return context.backend.paged(query, cache, context.batch, layer.options)
