@@ -91,6 +91,11 @@ class Answers:
         if self._stream is not None:
             self._stream.close()
 
+    def post(self, message: msgspec.Struct) -> None:
+        """Put a message into the inbox of a running job. Nothing happens when the job is over."""
+        if not self._over:
+            self.served.engine.post(self.job, pack(message, holder=self.job))
+
     def __aiter__(self) -> Answers:
         return self
 

@@ -234,6 +234,93 @@ class Heard(msgspec.Struct):
     seconds: float
 
 
+class Turns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When somebody begins and ends to speak, as a voice activity detector hears it."""
+
+    threshold: float = 0.5
+    """From 0 to 1: how sure it must be that this is speech."""
+    prefix_ms: int = 300
+    """Sound before the speech that belongs to it."""
+    silence_ms: int = 500
+    """Silence that ends it."""
+
+
+class Listen(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Speech to write down while it lasts. The sound follows as messages (`Answers.post`), until `Leave`."""
+
+    language: str | None = None
+    prompt: str = ""
+    turns: Turns | None = None
+    """None: the caller says where an utterance ends."""
+
+
+class Hear(msgspec.Struct, tag="hear"):
+    """The next samples: float32, one channel, `LISTEN_RATE` a second."""
+
+    samples: np.ndarray
+
+
+class Commit(msgspec.Struct, tag="commit"):
+    """The utterance ends here: answered by `Committed`, or by `Uncommitted` when there is none."""
+
+
+class Clear(msgspec.Struct, tag="clear"):
+    """Forget the utterance that is under way: answered by `Cleared`."""
+
+
+class Retune(msgspec.Struct, tag="retune"):
+    """From here on, what is not yet committed is heard with another language, prompt, or end of turns."""
+
+    listen: Listen
+
+
+class Leave(msgspec.Struct, tag="leave"):
+    """No sound follows. The job ends once all that was committed is written down."""
+
+
+ListenMessage = Hear | Commit | Clear | Retune | Leave
+LISTEN_RATE = 16_000
+
+
+class SpeechStarted(msgspec.Struct):
+    """Utterance `index` has begun, `seconds` into all sound so far; its prefix counts as its own."""
+
+    index: int
+    seconds: float
+
+
+class SpeechStopped(msgspec.Struct):
+    """Its silence was long enough; a `Committed` follows."""
+
+    index: int
+    seconds: float
+
+
+class Committed(msgspec.Struct):
+    """Utterance `index` is complete and lasts `seconds`; what it says follows, if it was not told already."""
+
+    index: int
+    seconds: float
+
+
+class Uncommitted(msgspec.Struct):
+    """There was nothing to commit: only `seconds` of sound, or of it no speech."""
+
+    seconds: float
+
+
+class Cleared(msgspec.Struct):
+    """The utterance that was under way, if any, is forgotten."""
+
+
+class Understood(msgspec.Struct):
+    """All of utterance `index`: its `TextDelta`s joined are `text`, which is empty where nobody spoke."""
+
+    index: int
+    text: str
+    seconds: float
+
+
 class Speak(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A text to say aloud. How the sound is encoded is the caller's matter: the answers are samples."""
 
@@ -342,8 +429,13 @@ TOKENIZE = Task("tokenize", Tokenize, (Tokenized, Done))
 DETOKENIZE = Task("detokenize", Detokenize, (Detokenized, Done))
 TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
 TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
+LISTEN = Task(
+    "listen",
+    Listen,
+    (SpeechStarted, SpeechStopped, Committed, Uncommitted, Cleared, TextDelta, Understood, Done),
+)
 SPEAK = Task("speak", Speak, (Sound, Done))
 IMAGE = Task("image", Paint, (Progress, Preview, Picture, Done))
 VIDEO = Task("video", Film, (Progress, Preview, Clip, Done))
 
-BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, SPEAK, IMAGE, VIDEO)
+BUILT_IN = (CHAT, COMPLETE, EMBED, RANK, TOKENIZE, DETOKENIZE, TRANSCRIBE, TRANSLATE, LISTEN, SPEAK, IMAGE, VIDEO)
