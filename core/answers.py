@@ -96,6 +96,14 @@ class Answers:
         if not self._over:
             self.served.engine.post(self.job, pack(message, holder=self.job))
 
+    async def amend(self, ask: msgspec.Struct) -> None:
+        """Prepare another ask of the same task and put its work into the running job's inbox. Raises `PolymuxError`."""
+        body = await self._preparers.run(
+            _prepare_again, self.served.front, self.task, ask, self.job, abandoned=self._abandon
+        )
+        if not self._over:
+            self.served.engine.post(self.job, body)
+
     def __aiter__(self) -> Answers:
         return self
 
@@ -179,6 +187,13 @@ def _prepare(
     if prepared.work is None:
         return prepared, None, None
     return prepared, front.present(task, ask, prepared), pack(prepared.work, holder=job)
+
+
+def _prepare_again(front: Front, task: str, ask: msgspec.Struct, job: str) -> msgspec.Raw:
+    work = front.prepare(task, ask).work
+    if work is None:
+        raise InternalError(f"this {task} request cannot be amended")
+    return pack(work, holder=job)
 
 
 def _pack_next(messages: Iterator[msgspec.Struct], job: str) -> msgspec.Raw | None:

@@ -246,7 +246,10 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Listen(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Speech to write down while it lasts. The sound follows as messages (`Answers.post`), until `Leave`."""
+    """Speech to write down while it lasts. The sound follows as messages (`Answers.post`), until `Leave`.
+
+    Another ask (`Answers.amend`) changes how what is not yet committed is heard.
+    """
 
     language: str | None = None
     prompt: str = ""
@@ -268,17 +271,11 @@ class Clear(msgspec.Struct, tag="clear"):
     """Forget the utterance that is under way: answered by `Cleared`."""
 
 
-class Retune(msgspec.Struct, tag="retune"):
-    """From here on, what is not yet committed is heard with another language, prompt, or end of turns."""
-
-    listen: Listen
-
-
 class Leave(msgspec.Struct, tag="leave"):
     """No sound follows. The job ends once all that was committed is written down."""
 
 
-ListenMessage = Hear | Commit | Clear | Retune | Leave
+ListenMessage = Hear | Commit | Clear | Leave
 LISTEN_RATE = 16_000
 
 
@@ -311,6 +308,12 @@ class Uncommitted(msgspec.Struct):
 
 class Cleared(msgspec.Struct):
     """The utterance that was under way, if any, is forgotten."""
+
+
+class Listened(msgspec.Struct):
+    """So many `seconds` of all the sound are dealt with, told about once a second: more than that waits."""
+
+    seconds: float
 
 
 class Understood(msgspec.Struct):
@@ -432,7 +435,7 @@ TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
 LISTEN = Task(
     "listen",
     Listen,
-    (SpeechStarted, SpeechStopped, Committed, Uncommitted, Cleared, TextDelta, Understood, Done),
+    (SpeechStarted, SpeechStopped, Committed, Uncommitted, Cleared, Listened, TextDelta, Understood, Done),
 )
 SPEAK = Task("speak", Speak, (Sound, Done))
 IMAGE = Task("image", Paint, (Progress, Preview, Picture, Done))

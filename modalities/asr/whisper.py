@@ -6,7 +6,10 @@ slab, where the decoder's rows read them.
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +29,18 @@ STRIDE = 2
 """Frames of the spectrogram for one position of the encoder."""
 
 
+@dataclass(frozen=True)
+class Excerpt:
+    """Samples to hear in a window of `frames` positions, which is shorter than the one of the training.
+
+    `frames` divides the model's own number of positions: the slab then holds the excerpt several times over, and
+    attention to copies of everything is attention to it.
+    """
+
+    samples: np.ndarray
+    frames: int
+
+
 class WhisperEncoder(OneShotModel):
     """Windows of samples in; each one's cross-attention keys and values out, into its slab."""
 
@@ -37,6 +52,8 @@ class WhisperEncoder(OneShotModel):
         parameter = next(self.encoder.parameters())
         self.samples = config.max_source_positions * STRIDE * HOP
         """Of one window; shorter ones are filled up with silence, as in training."""
+        self.frames: int = config.max_source_positions
+        self._shortened = {self.frames: self.encoder}
         self.features = LogMel(config.num_mel_bins).to(parameter.device)
         make = make or choose_operations(parameter.device, parameter.dtype).linear
         crosses = [layer.encoder_attn for layer in model.model.decoder.layers]
@@ -47,18 +64,45 @@ class WhisperEncoder(OneShotModel):
         shape = (len(crosses), 2, config.max_source_positions, self._heads, dim)
         self.slab = CacheSpec("cross", shape, self._dtype, config.max_source_positions)
 
-    def forward(self, items: list[np.ndarray], slabs: list[Tensor]) -> list[None]:
-        """`items` are float32 arrays of at most `samples` samples at 16 kHz."""
-        batch = torch.zeros(len(items), self.samples, pin_memory=self._device.type == "cuda")
+    def compatible(self, first: np.ndarray | Excerpt, item: np.ndarray | Excerpt) -> bool:
+        return self._measure(first) == self._measure(item)
+
+    def forward(self, items: list[np.ndarray | Excerpt], slabs: list[Tensor]) -> list[None]:
+        """Items hold float32 at 16 kHz: arrays of at most `samples` samples, or excerpts, all of one length."""
+        frames = self._measure(items[0])
+        batch = torch.zeros(len(items), frames * STRIDE * HOP, pin_memory=self._device.type == "cuda")
         for row, item in zip(batch, items):
-            row[: len(item)] = torch.from_numpy(item)
+            samples = item.samples if isinstance(item, Excerpt) else item
+            row[: len(samples)] = torch.from_numpy(samples)
         features = self.features(batch.to(self._device, non_blocking=True)).to(self._dtype)
-        hidden = self.encoder(features).last_hidden_state
+        hidden = self._choose(frames)(features).last_hidden_state
         for layer, project in enumerate(self._projections):
             # (B, frames, 2, heads, dim), as the slabs have it: (2, frames, heads, dim)
             both = project(hidden).unflatten(-1, (2, self._heads, -1)).transpose(1, 2)
+            if frames < self.frames:
+                both = both.repeat(1, 1, self.frames // frames, 1, 1)
             torch._foreach_copy_([slab[layer] for slab in slabs], list(both.unbind(0)))
         return [None] * len(items)
+
+    def _measure(self, item: np.ndarray | Excerpt) -> int:
+        return item.frames if isinstance(item, Excerpt) else self.frames
+
+    def _choose(self, frames: int) -> torch.nn.Module:
+        """The encoder for windows of so many positions: the same weights, the first of its positions."""
+        if frames not in self._shortened:
+            self._shortened[frames] = shorten_encoder(self.encoder, frames)
+        return self._shortened[frames]
+
+
+def shorten_encoder(encoder: Any, frames: int) -> Any:
+    """A view of `encoder` that takes windows of `frames` positions."""
+    short = copy.copy(encoder)
+    short._modules = dict(encoder._modules)
+    short.config = copy.copy(encoder.config)
+    short.config.max_source_positions = frames
+    weight = encoder.embed_positions.weight[:frames]
+    short.embed_positions = torch.nn.Embedding(frames, weight.shape[1], _weight=weight, _freeze=True)
+    return short
 
 
 def load_whisper(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from polymux.core.tasks import Cleared, Committed, Listened, SpeechStarted, SpeechStopped, Turns, Uncommitted
+
 WINDOW = "window"
 HEARD = "heard"
 
@@ -41,3 +43,28 @@ class WindowText(msgspec.Struct, array_like=True):
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+
+
+class ListenWork(msgspec.Struct, kw_only=True, omit_defaults=True, tag="amend"):
+    """Everything is checked. Sent again to a running job, it counts for what is not yet committed."""
+
+    language: str | None = None
+    """A code that the model knows; None: detect it, once per utterance."""
+    prompt: list[int] = []
+    """What comes before <|startoftranscript|>; it leaves room for an answer."""
+    turns: Turns | None = None
+
+
+class Written(msgspec.Struct, array_like=True):
+    """More text tokens of utterance `index`, never taken back. The `last` ones come with its length."""
+
+    index: int
+    tokens: list[int]
+    last: bool = False
+    seconds: float = 0.0
+
+
+LISTENED: dict[str, type[msgspec.Struct]] = {
+    kind.__name__: kind for kind in (SpeechStarted, SpeechStopped, Committed, Uncommitted, Cleared, Listened, Written)
+}
+"""What a listening job emits, each under its own name: all but `Written` are answers as they are."""

@@ -1,0 +1,79 @@
+"""Which words of a hypothesis about unfinished speech are certain: what was told once is never taken back.
+
+A hypothesis continues the tokens that are told already, which the decoder is given; so only its own need judging.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """`tokens` continue what was told; `attended[i]` is the frame that token i was heard at, where that is known."""
+
+    tokens: Sequence[int]
+    frames: int
+    """Of sound, without what fills up the window."""
+    attended: Sequence[int] = ()
+
+
+class Policy(ABC):
+    """Judges the hypotheses of one utterance, in order."""
+
+    aligned = False
+    """Whether it wants to know what each token attended to."""
+
+    def __init__(self, begins_word: Callable[[int], bool]) -> None:
+        self._begins_word = begins_word
+
+    @abstractmethod
+    def judge(self, hypothesis: Hypothesis) -> int:
+        """How many of the hypothesis' tokens are certain. They end with a whole word."""
+
+    def reset(self) -> None:
+        """The sound was cut here: hypotheses begin anew."""
+
+    def _round_down(self, tokens: Sequence[int], count: int) -> int:
+        """So many tokens or fewer, to the end of a word: the next one must be known to begin another."""
+        while count and not (count < len(tokens) and self._begins_word(tokens[count])):
+            count -= 1
+        return count
+
+
+class LocalAgreement(Policy):
+    """What two hypotheses in a row agree on (Liu et al. 2020; Machacek et al. 2023, section 2, n=2)."""
+
+    def __init__(self, begins_word: Callable[[int], bool]) -> None:
+        super().__init__(begins_word)
+        self._last: Sequence[int] = ()
+
+    def judge(self, hypothesis: Hypothesis) -> int:
+        tokens = hypothesis.tokens
+        pairs = enumerate(zip(tokens, self._last))
+        agreed = next((place for place, (new, old) in pairs if new != old), min(len(tokens), len(self._last)))
+        certain = self._round_down(tokens, agreed)
+        self._last = tokens[certain:]
+        return certain
+
+    def reset(self) -> None:
+        self._last = ()
+
+
+class AlignAtt(Policy):
+    """Tokens up to the first that looks at the newest sound: what follows could still change (Papi et al. 2023)."""
+
+    aligned = True
+
+    def __init__(self, begins_word: Callable[[int], bool], margin: int) -> None:
+        """`margin`: frames of 20 ms at the end that are too new."""
+        super().__init__(begins_word)
+        self._margin = margin
+
+    def judge(self, hypothesis: Hypothesis) -> int:
+        latest = hypothesis.frames - self._margin
+        places = enumerate(hypothesis.attended)
+        certain = next((place for place, frame in places if frame >= latest), len(hypothesis.attended))
+        return self._round_down(hypothesis.tokens, certain)

@@ -1,0 +1,239 @@
+"""Writes one utterance down while it lasts: looks at what there is, and tells what a policy finds certain.
+
+Each look is an encoder pass over the sound so far, in a window not much longer than that, and a decoder row that
+continues what was told. The looks of all sockets are rows of the same stages as everybody's recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.row import Row, Signal
+from polymux.core.batch.sequence import TokenRequest, TokenRow
+from polymux.core.batch.tokens import TokenStage
+from polymux.core.cache.holding import Holding
+from polymux.core.compute.rules import LogitRule, Only
+from polymux.core.engine.job import Job
+from polymux.core.tasks import Sampling
+from polymux.modalities.asr.features import HOP, RATE
+from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
+from polymux.modalities.asr.policies import Hypothesis, Policy
+from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.utterance import Utterance
+from polymux.modalities.asr.whisper import STRIDE, Excerpt
+from polymux.modalities.asr.work import ListenWork, Written
+
+STEP = RATE // 2
+"""Samples of new sound between two looks."""
+FIRST = RATE * 4 // 5
+"""Samples before the first look: less is guesswork."""
+MARGIN = RATE
+"""Samples of silence behind the sound, at least: the model was trained on windows that end in it."""
+SHORTEST = 6
+"""The model's window is shortened by no more than this."""
+TALK = 10
+"""Tokens a second that nobody outpaces; more is the model talking to itself."""
+NO_SPEECH, UNSURE = 0.6, -1.0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What all scribes of a model share. `frames` are the encoder's positions, 20 ms each."""
+
+    encoder: OneShotStage
+    decoder: TokenStage
+    tokens: SpeechTokens
+    reference: str
+    frames: int
+    rules: tuple[LogitRule, ...]
+    languages: Only
+    open_policy: Callable[[], Policy]
+
+    @property
+    def longest(self) -> int:
+        """Samples that a window holds beside its margin."""
+        return self.frames * STRIDE * HOP - min(MARGIN, self.frames * STRIDE * HOP // 2)
+
+    def choose_frames(self, count: int) -> int:
+        """The shortest window for `count` samples: the model's own length, or an even part of it."""
+        for parts in range(SHORTEST, 1, -1):
+            frames = self.frames // parts
+            if not self.frames % parts and frames * STRIDE * HOP >= count + MARGIN:
+                return frames
+        return self.frames
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was understood of the utterance's first `length` samples: tokens behind those told by then."""
+
+    length: int
+    tokens: list[int]
+
+
+class Scribe:
+    """One utterance's. `write` returns when all of it is told."""
+
+    def __init__(self, job: Job, desk: Desk, work: ListenWork, utterance: Utterance) -> None:
+        self.utterance = utterance
+        self._job = job
+        self._desk = desk
+        self._work = work
+        self._policy = desk.open_policy()
+        self._language = desk.tokens.languages.get(work.language or "")
+        self._before: list[int] = []
+        """Told, of windows that are cut off."""
+        self._told: list[int] = []
+        """Told, of the window that is looked at: the decoder is given it."""
+        self._looked = 0
+        self._last: Look | None = None
+        self._row: Row | None = None
+        self._progress = Signal()
+
+    async def write(self) -> None:
+        utterance = self.utterance
+        while not utterance.spent:
+            start = utterance.cut
+            window = utterance.take(self._desk.longest)
+            if window is not None:
+                await self._settle(window, start)
+                self._progress.set()
+            elif self._due:
+                await self._look()
+            else:
+                await utterance.changed()
+        self._progress.set()
+        if not utterance.abandoned:
+            self._job.emit(Written.__name__, Written(utterance.index, [], True, utterance.length / RATE))
+
+    def hurry(self) -> None:
+        """The utterance is complete: a look that does not see all of its speech is not worth its time."""
+        if self._row is not None and self._looked < self.utterance.voiced:
+            self._job.stop(self._row)
+
+    def abandon(self) -> None:
+        """Nobody wants to know any more: `write` returns within a step, and tells nothing more."""
+        self.utterance.abandon()
+        if self._row is not None:
+            self._job.stop(self._row)
+
+    async def progress(self) -> None:
+        """Wait until a window is written, or everything."""
+        await self._progress
+        if not self.utterance.spent:
+            self._progress = Signal()
+
+    @property
+    def _due(self) -> bool:
+        """Whether enough was said since the last look; where it got quiet, anything is."""
+        utterance = self.utterance
+        if utterance.quiet:
+            return self._looked < utterance.voiced
+        wanted = max(self._looked + STEP, utterance.cut + FIRST)
+        return utterance.voiced > self._looked and utterance.length >= wanted
+
+    async def _look(self) -> None:
+        """Tell what is certain, and remember the rest: if nothing more is said, it was right."""
+        self._looked = length = self.utterance.length
+        samples = self.utterance.read()
+        tokens = await self._understand(samples)
+        if tokens is None:
+            return
+        certain = self._policy.judge(Hypothesis(tokens, len(samples) // (STRIDE * HOP)))
+        self._tell(tokens[:certain])
+        self._last = Look(length, tokens[certain:])
+
+    async def _settle(self, window: np.ndarray, start: int) -> None:
+        """A window that nothing is added to: all of it is told. What holds no speech says nothing."""
+        utterance, last = self.utterance, self._last
+        if last is not None and utterance.spent and last.length >= utterance.voiced:
+            self._tell(last.tokens)
+        elif utterance.voiced > start:
+            self._tell(await self._understand(window, final=True) or ())
+        self._before += self._told
+        self._told, self._last = [], None
+        self._policy.reset()
+
+    def _tell(self, tokens: Sequence[int]) -> None:
+        if tokens and not self.utterance.abandoned:
+            self._told += tokens
+            self._job.receipt.output_units += len(tokens)
+            self._job.emit(Written.__name__, Written(self.utterance.index, list(tokens)))
+
+    async def _understand(self, samples: np.ndarray, *, final: bool = False) -> list[int] | None:
+        """The tokens behind those told, or None where there is no sense, or no time left.
+
+        What makes no sense in a short window may in the model's own; only the last word is worth that.
+        """
+        frames = self._desk.choose_frames(len(samples))
+        tokens = await self._transcribe(samples, frames, final)
+        if tokens is None and final and frames < self._desk.frames and not self.utterance.abandoned:
+            tokens = await self._transcribe(samples, self._desk.frames, final)
+        self._row = None
+        return tokens
+
+    async def _transcribe(self, samples: np.ndarray, frames: int, final: bool) -> list[int] | None:
+        encoding = start_encoder(self._job, self._desk.encoder, Excerpt(samples, frames))
+        self._row = encoding
+        await encoding
+        if encoding.holding is None:
+            return None  # stopped
+        slab = encoding.holding
+        try:
+            return await self._decode(slab, salt_window(self._desk.reference, samples, str(frames)), samples, final)
+        finally:
+            self._job.drop(slab)
+
+    async def _decode(self, slab: Holding, salt: bytes, samples: np.ndarray, final: bool) -> list[int] | None:
+        tokens = self._desk.tokens
+        if tokens.multilingual and self._language is None:
+            row = self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab)
+            await row
+            if row.reason is None:
+                return None
+            self._language = row.generated[0]
+        before = self._prompt()
+        forced = [*tokens.forced("transcribe", self._language), tokens.no_timestamps, *self._told]
+        room = int(TALK * (1 + len(samples) / RATE))
+        request = TokenRequest(
+            prompt=[*before, *forced],
+            max_tokens=max(1, min(room, self._desk.decoder.capacity - len(before) - len(forced))),
+            sampling=Sampling(temperature=0.0),
+            stop_ids=frozenset([tokens.end]),
+            logprobs=0,
+            rules=self._desk.rules,
+            salt=salt,
+            publish=False,
+        )
+        row = self._start(request, slab)
+        asked = None
+        if final and not self._told:
+            asked = start_decoder(
+                self._job, self._desk.decoder, peek([*before, tokens.start], salt, watched=(tokens.no_speech,)), slab
+            )
+        await row
+        if asked is not None:
+            await asked
+        if row.reason != "stop":
+            return None  # stopped, or the model talks to itself
+        unsure = row.cumulative_logprob / len(row.generated) < UNSURE
+        if unsure and not final:
+            return None
+        if unsure and asked is not None and asked.watched[0] > np.log(NO_SPEECH):
+            return []
+        return row.generated[:-1]
+
+    def _start(self, request: TokenRequest, slab: Holding) -> TokenRow:
+        row = start_decoder(self._job, self._desk.decoder, request, slab)
+        self._row = row
+        return row
+
+    def _prompt(self) -> list[int]:
+        """What was said before, as much of it as was trained."""
+        words = [*self._work.prompt[1:], *self._before]
+        room = self._desk.decoder.model.shape.context // 2 - 1
+        return [self._desk.tokens.previous, *words[-room:]] if words else []
