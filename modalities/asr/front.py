@@ -12,13 +12,14 @@ import numpy as np
 
 from polymux.core.errors import InvalidRequest, ModelError
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Transcribe
+from polymux.core.tasks import Listen, Transcribe
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.asr.audio import RATE, read_audio
+from polymux.modalities.asr.dictated import DictationPresenter
 from polymux.modalities.asr.languages import find_language
 from polymux.modalities.asr.presenter import TranscriptPresenter
 from polymux.modalities.asr.tokens import SpeechTokens
-from polymux.modalities.asr.work import AudioChunk, TranscribeWork
+from polymux.modalities.asr.work import AudioChunk, ListenWork, TranscribeWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -48,6 +49,8 @@ class TranscribeFront(Front):
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         """Reads the first half minute, so that a file that cannot be read is refused before any answer."""
+        if isinstance(ask, Listen):
+            return Prepared(ListenWork(language=self._find(ask), prompt=self._read_prompt(ask.prompt), turns=ask.turns))
         if not isinstance(ask, Transcribe):
             raise InvalidRequest(f"This model does not serve {task}.")
         if task == "translate" and not self.tokens.multilingual:
@@ -55,7 +58,7 @@ class TranscribeFront(Front):
         if not (math.isfinite(ask.temperature) and 0.0 <= ask.temperature <= 1.0):
             raise InvalidRequest("temperature must be from 0 to 1", param="temperature")
         work = TranscribeWork(
-            language=None if ask.language is None else find_language(ask.language, self.tokens.languages or ENGLISH),
+            language=self._find(ask),
             prompt=self._read_prompt(ask.prompt),
             temperature=ask.temperature,
         )
@@ -63,10 +66,15 @@ class TranscribeFront(Front):
         return Prepared(work, messages=itertools.chain([next(chunks)], chunks))
 
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
+        if isinstance(ask, Listen):
+            return DictationPresenter(self.tokenizer)
         return TranscriptPresenter(self.tokenizer, self.tokens)
 
     def describe(self) -> dict[str, Any]:
         return {"sample_rate": RATE, "languages": sorted(self.tokens.languages or ENGLISH)}
+
+    def _find(self, ask: Transcribe | Listen) -> str | None:
+        return None if ask.language is None else find_language(ask.language, self.tokens.languages or ENGLISH)
 
     def _read_prompt(self, prompt: str) -> list[int]:
         """The end of the prompt, as much as was trained: half the context less what the answer begins with."""

@@ -17,7 +17,7 @@ class Transcription(Pipeline):
     """Whisper models of every size, with one language or many."""
 
     name = "transcription"
-    tasks = ("transcribe", "translate")
+    tasks = ("transcribe", "translate", "listen")
 
     def accepts(self, files: ModelFiles) -> bool:
         config = files.config()

@@ -9,6 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from polymux.core.text.tokenizer import Tokenizer
+
+MARGIN = 8
+"""Frames of 20 ms at the end of the sound whose words may not be complete."""
+REWIND = 50
+"""Frames that attention may fall behind: reordering and noise, but not a second telling."""
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -32,6 +39,10 @@ class Policy(ABC):
     @abstractmethod
     def judge(self, hypothesis: Hypothesis) -> int:
         """How many of the hypothesis' tokens are certain. They end with a whole word."""
+
+    def trim(self, hypothesis: Hypothesis) -> int:
+        """How many of the tokens can be believed at all, certain or not."""
+        return len(hypothesis.tokens)
 
     def reset(self) -> None:
         """The sound was cut here: hypotheses begin anew."""
@@ -63,11 +74,12 @@ class LocalAgreement(Policy):
 
 
 class AlignAtt(Policy):
-    """Tokens up to the first that looks at the newest sound: what follows could still change (Papi et al. 2023)."""
+    """Tokens up to the first that listens to the newest sound: what follows could still change that one (Papi et al.
+    2023). A word that listens to what was long said before is the model repeating itself, and so is all after it."""
 
     aligned = True
 
-    def __init__(self, begins_word: Callable[[int], bool], margin: int) -> None:
+    def __init__(self, begins_word: Callable[[int], bool], margin: int = MARGIN) -> None:
         """`margin`: frames of 20 ms at the end that are too new."""
         super().__init__(begins_word)
         self._margin = margin
@@ -77,3 +89,20 @@ class AlignAtt(Policy):
         places = enumerate(hypothesis.attended)
         certain = next((place for place, frame in places if frame >= latest), len(hypothesis.attended))
         return self._round_down(hypothesis.tokens, certain)
+
+    def trim(self, hypothesis: Hypothesis) -> int:
+        furthest = 0
+        for place, (token, frame) in enumerate(zip(hypothesis.tokens, hypothesis.attended)):
+            if self._begins_word(token) and frame < furthest - REWIND:
+                return place
+            furthest = max(furthest, frame)
+        return len(hypothesis.tokens)
+
+
+def choose_policy(tokenizer: Tokenizer, *, aligned: bool) -> Callable[[], Policy]:
+    """What opens the policy for one utterance after the other. `aligned`: the model's heads follow the sound well."""
+
+    def begins_word(token: int) -> bool:
+        return tokenizer.token_bytes(token)[:1] == b" "
+
+    return lambda: AlignAtt(begins_word) if aligned else LocalAgreement(begins_word)

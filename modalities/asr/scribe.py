@@ -6,6 +6,7 @@ continues what was told. The looks of all sockets are rows of the same stages as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,10 @@ from polymux.core.batch.row import Row, Signal
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.holding import Holding
-from polymux.core.compute.rules import LogitRule, Only
+from polymux.core.compute.rules import Only, Suppress, SuppressFirst
 from polymux.core.engine.job import Job
 from polymux.core.tasks import Sampling
+from polymux.modalities.asr.alignment import Reading, start_alignment
 from polymux.modalities.asr.features import HOP, RATE
 from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
 from polymux.modalities.asr.policies import Hypothesis, Policy
@@ -33,34 +35,48 @@ FIRST = RATE * 4 // 5
 """Samples before the first look: less is guesswork."""
 MARGIN = RATE
 """Samples of silence behind the sound, at least: the model was trained on windows that end in it."""
-SHORTEST = 6
-"""The model's window is shortened by no more than this."""
+PARTS, FINAL_PARTS = 5, 3
+"""The window is shortened to no less than such a part of the model's own; where words are last words, less so."""
 TALK = 10
 """Tokens a second that nobody outpaces; more is the model talking to itself."""
 NO_SPEECH, UNSURE = 0.6, -1.0
 
 
-@dataclass(frozen=True)
 class Desk:
     """What all scribes of a model share. `frames` are the encoder's positions, 20 ms each."""
 
-    encoder: OneShotStage
-    decoder: TokenStage
-    tokens: SpeechTokens
-    reference: str
-    frames: int
-    rules: tuple[LogitRule, ...]
-    languages: Only
-    open_policy: Callable[[], Policy]
+    def __init__(
+        self,
+        encoder: OneShotStage,
+        decoder: TokenStage,
+        tokens: SpeechTokens,
+        reference: str,
+        frames: int,
+        open_policy: Callable[[], Policy],
+        align: OneShotStage,
+    ) -> None:
+        self.encoder = encoder
+        self.decoder = decoder
+        self.tokens = tokens
+        self.reference = reference
+        self.frames = frames
+        self.open_policy = open_policy
+        self.align = align
+        vocabulary = decoder.model.shape.vocabulary
+        never = (*tokens.suppressed, *range(tokens.no_timestamps, vocabulary))
+        self.languages = Only(tuple(tokens.languages.values()))
+        self.rules = (Suppress(never),)
+        self.first_rules = (SuppressFirst(tokens.suppressed_first), *self.rules)
+        """Where nothing was told yet."""
 
     @property
     def longest(self) -> int:
         """Samples that a window holds beside its margin."""
         return self.frames * STRIDE * HOP - min(MARGIN, self.frames * STRIDE * HOP // 2)
 
-    def choose_frames(self, count: int) -> int:
+    def choose_frames(self, count: int, *, final: bool) -> int:
         """The shortest window for `count` samples: the model's own length, or an even part of it."""
-        for parts in range(SHORTEST, 1, -1):
+        for parts in range(FINAL_PARTS if final else PARTS, 1, -1):
             frames = self.frames // parts
             if not self.frames % parts and frames * STRIDE * HOP >= count + MARGIN:
                 return frames
@@ -72,7 +88,7 @@ class Look:
     """What was understood of the utterance's first `length` samples: tokens behind those told by then."""
 
     length: int
-    tokens: list[int]
+    tokens: Sequence[int]
 
 
 class Scribe:
@@ -92,6 +108,8 @@ class Scribe:
         self._looked = 0
         self._last: Look | None = None
         self._row: Row | None = None
+        self._stopped = False
+        """Whether the last look was cut short."""
         self._progress = Signal()
 
     async def write(self) -> None:
@@ -139,13 +157,12 @@ class Scribe:
     async def _look(self) -> None:
         """Tell what is certain, and remember the rest: if nothing more is said, it was right."""
         self._looked = length = self.utterance.length
-        samples = self.utterance.read()
-        tokens = await self._understand(samples)
-        if tokens is None:
+        hypothesis = await self._understand(self.utterance.read(), final=self.utterance.quiet)
+        if hypothesis is None:
             return
-        certain = self._policy.judge(Hypothesis(tokens, len(samples) // (STRIDE * HOP)))
-        self._tell(tokens[:certain])
-        self._last = Look(length, tokens[certain:])
+        certain = self._policy.judge(hypothesis)
+        self._tell(hypothesis.tokens[:certain])
+        self._last = Look(length, hypothesis.tokens[certain:])
 
     async def _settle(self, window: np.ndarray, start: int) -> None:
         """A window that nothing is added to: all of it is told. What holds no speech says nothing."""
@@ -153,7 +170,8 @@ class Scribe:
         if last is not None and utterance.spent and last.length >= utterance.voiced:
             self._tell(last.tokens)
         elif utterance.voiced > start:
-            self._tell(await self._understand(window, final=True) or ())
+            hypothesis = await self._understand(window, final=True)
+            self._tell(hypothesis.tokens if hypothesis is not None else ())
         self._before += self._told
         self._told, self._last = [], None
         self._policy.reset()
@@ -164,68 +182,84 @@ class Scribe:
             self._job.receipt.output_units += len(tokens)
             self._job.emit(Written.__name__, Written(self.utterance.index, list(tokens)))
 
-    async def _understand(self, samples: np.ndarray, *, final: bool = False) -> list[int] | None:
-        """The tokens behind those told, or None where there is no sense, or no time left.
+    async def _understand(self, samples: np.ndarray, *, final: bool = False) -> Hypothesis | None:
+        """What follows on what was told, or None where there is no sense, or no time left.
 
-        What makes no sense in a short window may in the model's own; only the last word is worth that.
+        What makes no sense in a short window may in the model's own; only last words are worth that.
         """
-        frames = self._desk.choose_frames(len(samples))
-        tokens = await self._transcribe(samples, frames, final)
-        if tokens is None and final and frames < self._desk.frames and not self.utterance.abandoned:
-            tokens = await self._transcribe(samples, self._desk.frames, final)
+        frames = self._desk.choose_frames(len(samples), final=final)
+        found = await self._transcribe(samples, frames, final)
+        if found is None and final and frames < self._desk.frames and not self._stopped:
+            found = await self._transcribe(samples, self._desk.frames, final)
         self._row = None
-        return tokens
+        return found
 
-    async def _transcribe(self, samples: np.ndarray, frames: int, final: bool) -> list[int] | None:
+    async def _transcribe(self, samples: np.ndarray, frames: int, final: bool) -> Hypothesis | None:
+        self._stopped = False
         encoding = start_encoder(self._job, self._desk.encoder, Excerpt(samples, frames))
         self._row = encoding
         await encoding
         if encoding.holding is None:
-            return None  # stopped
+            self._stopped = True
+            return None
         slab = encoding.holding
         try:
-            return await self._decode(slab, salt_window(self._desk.reference, samples, str(frames)), samples, final)
+            salt = salt_window(self._desk.reference, samples, str(frames))
+            row = await self._decode(slab, salt, len(samples), final)
+            return await self._judge(row, slab, frames, len(samples)) if row is not None else None
         finally:
             self._job.drop(slab)
 
-    async def _decode(self, slab: Holding, salt: bytes, samples: np.ndarray, final: bool) -> list[int] | None:
+    async def _judge(self, row: TokenRow, slab: Holding, frames: int, count: int) -> Hypothesis:
+        """With what the tokens were heard at, if the policy wants to know; without what the model only repeats."""
+        tokens = row.generated[:-1]
+        sounding = max(1, min(frames, count // (STRIDE * HOP)))
+        if not (self._policy.aligned and tokens):
+            return Hypothesis(tokens, sounding)
+        reading = Reading(row.tokens[:-2], slab.blocks[0], frames, sounding)
+        aligned = await start_alignment(self._job, self._desk.align, reading, slab)
+        attended = aligned.result[-len(tokens) :].argmax(dim=-1).tolist()
+        hypothesis = Hypothesis(tokens, sounding, attended)
+        count = self._policy.trim(hypothesis)
+        return Hypothesis(tokens[:count], sounding, attended[:count])
+
+    async def _decode(self, slab: Holding, salt: bytes, count: int, final: bool) -> TokenRow | None:
+        """The row that wrote what follows; None where it was stopped, or talked to itself, or heard nothing."""
         tokens = self._desk.tokens
         if tokens.multilingual and self._language is None:
-            row = self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab)
-            await row
+            row = await self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab)
             if row.reason is None:
-                return None
+                return self._stop()
             self._language = row.generated[0]
         before = self._prompt()
         forced = [*tokens.forced("transcribe", self._language), tokens.no_timestamps, *self._told]
-        room = int(TALK * (1 + len(samples) / RATE))
+        room = min(int(TALK * (1 + count / RATE)), self._desk.decoder.capacity - len(before) - len(forced))
         request = TokenRequest(
             prompt=[*before, *forced],
-            max_tokens=max(1, min(room, self._desk.decoder.capacity - len(before) - len(forced))),
+            max_tokens=max(1, room),
             sampling=Sampling(temperature=0.0),
             stop_ids=frozenset([tokens.end]),
             logprobs=0,
-            rules=self._desk.rules,
+            rules=self._desk.rules if self._told else self._desk.first_rules,
             salt=salt,
             publish=False,
         )
         row = self._start(request, slab)
         asked = None
         if final and not self._told:
-            asked = start_decoder(
-                self._job, self._desk.decoder, peek([*before, tokens.start], salt, watched=(tokens.no_speech,)), slab
-            )
+            watch = peek([*before, tokens.start], salt, watched=(tokens.no_speech,))
+            asked = start_decoder(self._job, self._desk.decoder, watch, slab)
         await row
         if asked is not None:
             await asked
-        if row.reason != "stop":
-            return None  # stopped, or the model talks to itself
+        if row.reason is None:
+            return self._stop()
         unsure = row.cumulative_logprob / len(row.generated) < UNSURE
-        if unsure and not final:
-            return None
-        if unsure and asked is not None and asked.watched[0] > np.log(NO_SPEECH):
-            return []
-        return row.generated[:-1]
+        silent = asked is not None and asked.watched[0] > math.log(NO_SPEECH)
+        return None if row.reason != "stop" or (unsure and (silent or not final)) else row
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _start(self, request: TokenRequest, slab: Holding) -> TokenRow:
         row = start_decoder(self._job, self._desk.decoder, request, slab)

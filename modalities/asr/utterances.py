@@ -50,6 +50,21 @@ class Utterances:
         """Where what may be its end begins."""
         self._floor = 0
 
+    @property
+    def silence(self) -> int:
+        """Samples since an utterance that may end was last heard; 0 while somebody speaks."""
+        return 0 if self._quiet is None else self.position - self._quiet
+
+    def retune(self, endpointing: Endpointing) -> None:
+        """What counts from here on."""
+        self._settings = endpointing
+
+    def reset(self) -> None:
+        """Whatever is being said begins anew, with the next frame."""
+        self.speaking = False
+        self._since = self._quiet = None
+        self._floor = self.position
+
     def feed(self, probabilities: np.ndarray) -> Iterator[Edge]:
         """The edges that are certain after these frames, in order."""
         for probability in probabilities.tolist():
