@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
-from polymux.core.batch.tokens import TokenBatch, TokenModel
+from polymux.core.batch.tokens import TokenBatch
 from polymux.core.cache.blocks import view_blocks
 from polymux.core.cache.holding import Holding
-from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PagedContext
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows, PagedContext
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import InternalError
+from polymux.modalities.asr.decoder import WhisperDecoder
 
 SMOOTH = 7
 """Frames of the median filter, as Whisper's authors have it."""
@@ -49,10 +49,8 @@ class Aligner(OneShotModel):
     Values are comparable along a row and along a column: over tokens they have mean 0 and deviation 1, per head.
     """
 
-    def __init__(self, decoder: TokenModel, heads: Sequence[tuple[int, int]], site: Site) -> None:
+    def __init__(self, decoder: WhisperDecoder, heads: Sequence[tuple[int, int]], site: Site) -> None:
         """`heads` are (layer, head)."""
-        if decoder.slab is None:
-            raise InternalError("a decoder without cross-attention cannot be aligned")
         self._decoder = decoder
         self._slabs = view_blocks(site.arena, decoder.slab)
         self._backend = site.attention(decoder.shape.dtype, decoder.shape.head_dim)
@@ -67,7 +65,7 @@ class Aligner(OneShotModel):
         positions = torch.cat([torch.arange(len(item.tokens)) for item in items]).to(self._device)
         context = AligningContext(self._backend, self._slabs, items, starts, self._heads)
         last = torch.tensor([starts[-1] - 1], device=self._device)
-        self._decoder.forward(TokenBatch(ids, positions, last, last, context))
+        self._decoder.run(TokenBatch(ids, positions, last, last, context))
         return [average(torch.cat(found), item.sounding) for found, item in zip(context.found, items)]
 
 
@@ -83,24 +81,22 @@ class AligningContext(PagedContext):
         heads: dict[int, list[int]],
     ) -> None:
         self.backend = SimpleNamespace(recordable=False)  # type: ignore[assignment]
-        self.slabs = slabs
         self.found: list[list[Tensor]] = [[] for _ in items]
         """Per row, by layer: (heads, tokens, frames)."""
         self._packed = backend.packed
+        self._slabs = slabs
         self._items = items
-        self._starts = starts
+        self._rows = PackedRows(starts)
         self._heads = heads
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        return self._packed(query, key, value, self._starts, options)
+        return self._packed(query, key, value, self._rows, options)
 
     def attend_slab(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
-        if self.slabs is None:
-            raise InternalError("cross-attention was reached in a launch without slabs")
         mixed = torch.empty_like(query)
-        for row, (item, (start, end)) in enumerate(zip(self._items, itertools.pairwise(self._starts))):
+        for row, (item, (start, end)) in enumerate(zip(self._items, itertools.pairwise(self._rows.starts))):
             # one copy of an excerpt is as good as all of them
-            key, value = (each[: item.frames].transpose(0, 1) for each in self.slabs[item.block, layer])
+            key, value = (each[: item.frames].transpose(0, 1) for each in self._slabs[item.block, layer])
             asked = query[start:end].transpose(0, 1)
             if layer in self._heads:
                 heads = self._heads[layer]
