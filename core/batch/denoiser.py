@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow
+from polymux.core.compute.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,30 @@ class BlockModel(DenoiseModel):
     dim: int
     """Width of a hidden token."""
     dtype: torch.dtype
+    replay: Replay | None = None
+    """Whole passes as recorded graphs, see `record`."""
 
     def forward(self, batch: DenoiseBatch) -> Tensor:
-        return self.finish(self.body(self.head(self.embed(batch))))
+        if self.replay is None:
+            return self.finish(self.body(self.head(self.embed(batch))))
+        names = tuple(batch.conditions[0])
+        values = [condition[name] for condition in batch.conditions for name in names]
+        return self.replay.run((names, batch.expert), [batch.latents, batch.timesteps, *values])
+
+    def record(self) -> None:
+        """From now on, passes of shapes that come again are replayed. Only on CUDA."""
+        self.replay = Replay(self._step)
+
+    def _step(self, key: Any, inputs: Sequence[Tensor]) -> Tensor:
+        names, expert = key
+        latents, timesteps, *values = inputs
+        conditions = [dict(zip(names, values[at : at + len(names)])) for at in range(0, len(values), len(names))]
+        return self.finish(self.body(self.head(self.embed(DenoiseBatch(latents, timesteps, conditions, expert)))))
+
+    def merge(self) -> Sequence[torch.nn.Module]:
+        """Bring the model into the form that runs fastest, and give the blocks that repeat: what is worth compiling.
+        Predictions stay the same; the model's own modules may be gone."""
+        return ()
 
     @abstractmethod
     def tokens(self, request: DenoiseRequest) -> int:

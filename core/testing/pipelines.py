@@ -116,6 +116,24 @@ def _sd3(folder: Path) -> Any:
     )
 
 
+def tiny_unet(kind: str) -> Any:
+    """Of the kind `sd` or `sdxl`."""
+    if kind == "sd":
+        return _unet(
+            DIM,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        )
+    return _unet(
+        2 * DIM,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        addition_embed_type="text_time",
+        addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=DIM + 6 * 4,
+    )
+
+
 def _unet(cross: int, **options: Any) -> Any:
     return diffusers.UNet2DConditionModel(
         sample_size=16,
@@ -130,16 +148,11 @@ def _unet(cross: int, **options: Any) -> Any:
 
 def _sd(folder: Path) -> Any:
     tokenizer, encoder = _clip(folder, "tokenizer", projected=False)
-    unet = _unet(
-        DIM,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
     return diffusers.StableDiffusionPipeline(
         vae=_vae(),
         text_encoder=encoder,
         tokenizer=tokenizer,
-        unet=unet,
+        unet=tiny_unet("sd"),
         scheduler=diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
@@ -150,21 +163,13 @@ def _sd(folder: Path) -> Any:
 def _sdxl(folder: Path) -> Any:
     first, one = _clip(folder, "tokenizer", projected=False)
     second, two = _clip(folder, "tokenizer_2", projected=True)
-    unet = _unet(
-        2 * DIM,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        addition_embed_type="text_time",
-        addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=DIM + 6 * 4,
-    )
     return diffusers.StableDiffusionXLPipeline(
         vae=_vae(),
         text_encoder=one,
         text_encoder_2=two,
         tokenizer=first,
         tokenizer_2=second,
-        unet=unet,
+        unet=tiny_unet("sdxl"),
         scheduler=diffusers.EulerDiscreteScheduler(),
         add_watermarker=False,
     )
@@ -241,7 +246,8 @@ def _qwen(folder: Path) -> Any:
     )
 
 
-def _wan_parts(channels: int, **options: Any) -> dict[str, Any]:
+def tiny_wan(channels: int, **options: Any) -> Any:
+    """A transformer for clips of so many input channels."""
     transformer = diffusers.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
@@ -254,6 +260,10 @@ def _wan_parts(channels: int, **options: Any) -> dict[str, Any]:
         rope_max_seq_len=32,
         **options,
     )
+    return _loud(transformer, 0.15)
+
+
+def _wan_parts(channels: int, **options: Any) -> dict[str, Any]:
     vae = diffusers.AutoencoderKLWan(
         base_dim=4,
         z_dim=4,
@@ -274,7 +284,7 @@ def _wan_parts(channels: int, **options: Any) -> dict[str, Any]:
         "text_encoder": encoder,
         "vae": vae,
         "scheduler": scheduler,
-        "transformer": _loud(transformer, 0.15),
+        "transformer": tiny_wan(channels, **options),
     }
 
 

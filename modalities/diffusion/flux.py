@@ -18,6 +18,7 @@ from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.errors import InvalidRequest
 from polymux.modalities.diffusion import schedules
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
+from polymux.modalities.diffusion.merged import MergedFluxDouble, MergedFluxSingle, halve_rotary
 
 GUIDANCE = "guidance"
 """Condition: the scale that a guidance-distilled transformer reads, () float32."""
@@ -34,6 +35,8 @@ class Layout:
     """Picture tokens down and across."""
     rotary: tuple[Tensor, Tensor]
     """Cosines and sines, (text tokens + picture tokens, head dim) each."""
+    halves: tuple[Tensor, Tensor]
+    """The same, as merged blocks read them."""
 
 
 class FluxDenoiser(BlockModel):
@@ -45,7 +48,24 @@ class FluxDenoiser(BlockModel):
         self.dtype = self.transformer.dtype
         self.dim = self.transformer.inner_dim
         self._blocks = [*self.transformer.transformer_blocks, *self.transformer.single_transformer_blocks]
+        self._doubles: list[MergedFluxDouble] = []
+        self._singles: list[MergedFluxSingle] = []
         self._layout = lru_cache(GRIDS)(self._make_layout)
+
+    def merge(self) -> list[torch.nn.Module]:
+        """Take the blocks' weights into merged ones, and give those. The transformer's own are gone after that."""
+        model = self.transformer
+        for place, block in enumerate(model.transformer_blocks):
+            self._doubles.append(MergedFluxDouble(block))
+            if place:
+                model.transformer_blocks[place] = torch.nn.Identity()
+            else:  # its first norm is what a step cache measures by
+                block.attn = block.ff = block.ff_context = torch.nn.Identity()
+        for place, block in enumerate(model.single_transformer_blocks):
+            self._singles.append(MergedFluxSingle(block))
+            model.single_transformer_blocks[place] = torch.nn.Identity()
+        self._blocks = self._blocks[:1]
+        return [*self._doubles, *self._singles]
 
     def tokens(self, request: DenoiseRequest) -> int:
         _, height, width = request.shape
@@ -71,9 +91,13 @@ class FluxDenoiser(BlockModel):
         return Streams(model.x_embedder(tokens), beside, self._layout(grid, text.shape[1]))
 
     def head(self, streams: Streams) -> Streams:
+        if self._doubles:
+            return _run_merged(self._doubles[:1], [], streams)
         return _run_block(self._blocks[0], streams)
 
     def body(self, streams: Streams) -> Streams:
+        if self._doubles:
+            return _run_merged(self._doubles[1:], self._singles, streams)
         for block in self._blocks[1:]:
             streams = _run_block(block, streams)
         return streams
@@ -91,7 +115,8 @@ class FluxDenoiser(BlockModel):
         picture = positions[text_tokens:].view(height, width, 3)
         picture[..., 1] = torch.arange(height, device=positions.device)[:, None]
         picture[..., 2] = torch.arange(width, device=positions.device)[None, :]
-        return Layout(grid, self.transformer.pos_embed(positions))
+        cos, sin = self.transformer.pos_embed(positions)
+        return Layout(grid, (cos, sin), halve_rotary(cos, sin))
 
 
 def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
@@ -101,6 +126,19 @@ def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
         temb=streams.beside["modulation"],
         image_rotary_emb=streams.shared.rotary,
     )
+    return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
+
+
+def _run_merged(doubles: list[MergedFluxDouble], singles: list[MergedFluxSingle], streams: Streams) -> Streams:
+    hidden, text, modulation = streams.hidden, streams.beside["text"], streams.beside["modulation"]
+    cos, sin = streams.shared.halves
+    for double in doubles:
+        hidden, text = double(hidden, text, modulation, cos, sin)
+    if singles:
+        joined = torch.cat([text, hidden], 1)
+        for single in singles:
+            joined = single(joined, modulation, cos, sin)
+        text, hidden = joined[:, : text.shape[1]], joined[:, text.shape[1] :]
     return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
 
 

@@ -62,6 +62,9 @@ class PixArtDenoiser(BlockModel):
         resolution[:, 0], resolution[:, 1] = height * self._scale, width * self._scale
         return {"resolution": resolution, "aspect_ratio": resolution.new_full((rows, 1), height / width)}
 
+    def merge(self) -> list[torch.nn.Module]:
+        return list(self._blocks)
+
     def head(self, streams: Streams) -> Streams:
         return _run_block(self._blocks[0], streams)
 

@@ -24,6 +24,7 @@ from polymux.modalities.diffusion.pixels import LatentSketch, StartEncoder
 from polymux.modalities.diffusion.presets import Presets
 from polymux.modalities.diffusion.recipes import find_recipe
 from polymux.modalities.diffusion.schedules import make_schedule, skip_steps
+from polymux.modalities.diffusion.tuning import tune
 from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt, Source
 
 if TYPE_CHECKING:
@@ -142,4 +143,5 @@ def load_painter(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> P
         raise InternalError("a folder without a recipe was accepted")
     recipe = find(files)
     family = load_family(recipe.kind, Parts(files, read_dtype(options), site.device.torch))
+    tune(family.denoiser, site.device.torch, options)
     return PaintProgram(family, Presets.load(files, options, family.denoiser, site.step_rule(options)), site)

@@ -71,6 +71,9 @@ class QwenDenoiser(BlockModel):
         rotary = model.pos_embed([[(1, *grid)]], max_txt_seq_len=longest, device=hidden.device)
         return Streams(hidden, beside, Layout(grid, rotary))
 
+    def merge(self) -> list[torch.nn.Module]:
+        return list(self._blocks)
+
     def head(self, streams: Streams) -> Streams:
         return _run_block(self._blocks[0], streams)
 

@@ -39,6 +39,9 @@ class StableDiffusion3Denoiser(BlockModel):
         text = model.context_embedder(batch.gather(PROMPT).to(self.dtype))
         return Streams(hidden, {"text": text, "modulation": modulation}, tuple(batch.latents.shape[-2:]))
 
+    def merge(self) -> list[torch.nn.Module]:
+        return list(self._blocks)
+
     def head(self, streams: Streams) -> Streams:
         return _run_block(self._blocks[0], streams)
 

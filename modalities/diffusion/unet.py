@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from diffusers import UNet2DConditionModel
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
@@ -46,6 +48,13 @@ class UNetDenoiser(BlockModel):
         resnet = self.unet.up_blocks[-1].resnets[-1]
         self.dim = resnet.in_channels - self.unet.config.block_out_channels[0]
         self._halvings: int = 2**self.unet.num_upsamplers
+
+    def merge(self) -> list[torch.nn.Module]:
+        """Convolutions read pixels channel by channel; each attention's projections become one."""
+        self.unet.to(memory_format=torch.channels_last)
+        self.unet.fuse_qkv_projections()
+        kinds = (BasicTransformerBlock, ResnetBlock2D)
+        return [module for module in self.unet.modules() if isinstance(module, kinds)]
 
     def tokens(self, request: DenoiseRequest) -> int:
         _, height, width = request.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.modalities.diffusion.encoders import PROMPT
+from polymux.modalities.diffusion.merged import MergedWan, halve_rotary, modulate
 
 FIRST_FRAME = "first frame"
 """Condition of models that start from a picture: which latent frames are given, and their latents,
@@ -22,13 +24,18 @@ SEEN = "seen"
 """Condition of such models that also look at the picture: its patches' embeddings, (patches, image dim)."""
 
 
+GRIDS = 16
+"""Resolutions whose rotary tables are kept on the device."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """What the rows of a pass share."""
 
     expert: int
-    grid: tuple[int, int, int]
-    rotary: Any
+    grid: tuple[int, ...]
+    rotary: tuple[Tensor, Tensor]
+    """As the model's own blocks read them, or as merged ones do."""
 
 
 class WanDenoiser(BlockModel):
@@ -43,6 +50,20 @@ class WanDenoiser(BlockModel):
         self.dtype = first.dtype
         self.dim = first.config.num_attention_heads * first.config.attention_head_dim
         self._patch: tuple[int, int, int] = tuple(first.config.patch_size)
+        self._blocks: list[list[Any]] = [list(model.blocks) for model in self.experts]
+        self._merged = False
+        self._rotary = lru_cache(GRIDS)(self._make_rotary)
+
+    def merge(self) -> list[torch.nn.Module]:
+        """Take the blocks' weights into merged ones, and give those. Only of models that make clips of a text alone."""
+        if self.experts[0].config.image_dim is not None or self.experts[0].config.added_kv_proj_dim is not None:
+            return []
+        for place, model in enumerate(self.experts):
+            self._blocks[place] = [MergedWan(block) for block in self._blocks[place]]
+            model.blocks = torch.nn.ModuleList()
+        self._merged = True
+        self._rotary.cache_clear()
+        return [block for blocks in self._blocks for block in blocks]
 
     def expert(self, request: DenoiseRequest, step: int) -> int:
         if self.boundary is None or len(self.experts) == 1:
@@ -74,15 +95,24 @@ class WanDenoiser(BlockModel):
             text = torch.cat([picture, text], 1)
         grid = tuple(side // patch for side, patch in zip(latents.shape[2:], self._patch))
         beside = {"text": text, "time": time, "modulation": modulation.unflatten(1, (6, -1))}
-        return Streams(hidden, beside, Layout(batch.expert, grid, model.rope(latents)))
+        return Streams(hidden, beside, Layout(batch.expert, grid, self._rotary(tuple(latents.shape[1:]))))
+
+    def _make_rotary(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        cos, sin = self.experts[0].rope(torch.empty(1, *shape, device="meta"))
+        return halve_rotary(cos[0, :, 0], sin[0, :, 0]) if self._merged else (cos, sin)
 
     def head(self, streams: Streams) -> Streams:
-        return _run_block(self.experts[streams.shared.expert].blocks[0], streams)
+        return self._run(self._blocks[streams.shared.expert][:1], streams)
 
     def body(self, streams: Streams) -> Streams:
-        for block in list(self.experts[streams.shared.expert].blocks)[1:]:
-            streams = _run_block(block, streams)
-        return streams
+        return self._run(self._blocks[streams.shared.expert][1:], streams)
+
+    def _run(self, blocks: list[Any], streams: Streams) -> Streams:
+        hidden, rotary = streams.hidden, streams.shared.rotary
+        for block in blocks:
+            more = rotary if self._merged else (rotary,)
+            hidden = block(hidden, streams.beside["text"], streams.beside["modulation"], *more)
+        return replace(streams, hidden=hidden)
 
     def finish(self, streams: Streams) -> Tensor:
         model = self.experts[streams.shared.expert]
@@ -93,11 +123,7 @@ class WanDenoiser(BlockModel):
         return split.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
     def modulate(self, streams: Streams) -> Tensor:
-        block = self.experts[streams.shared.expert].blocks[0]
-        shift, scale = (block.scale_shift_table + streams.beside["modulation"].float())[:, :2].chunk(2, dim=1)
-        return (block.norm1(streams.hidden.float()) * (1 + scale) + shift).type_as(streams.hidden)
-
-
-def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
-    hidden = block(streams.hidden, streams.beside["text"], streams.beside["modulation"], streams.shared.rotary)
-    return replace(streams, hidden=hidden)
+        block = self._blocks[streams.shared.expert][0]
+        table = block.table if self._merged else block.scale_shift_table
+        shift, scale = (table + streams.beside["modulation"].float())[:, :2].unbind(1)
+        return modulate(streams.hidden.float(), shift, scale, self.experts[0].config.eps).type_as(streams.hidden)

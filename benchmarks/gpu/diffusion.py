@@ -1,0 +1,365 @@
+"""Denoising steps of real shapes with random weights on a CUDA card, each in the forms that we can run it in.
+
+flux-1024, flux-512, flux-512x8   FLUX.1-dev, one picture and eight at different timesteps
+wan-480p                          Wan2.1 1.3B, 480x832, 81 frames, one branch
+sdxl                              SDXL's UNet, 1024x1024, two branches
+engine                            FLUX through the engine's own loop, with and without step caches
+attention                         torch's attention backends at these shapes
+
+Forms: `diffusers compiled` is the peer (its own compiled blocks in the same run), `merged compiled` ours, `any shape`
+the same as it is served, compiled once for all sizes, `graph` as a recorded graph, `merged autotuned` with the
+compiler's own matrix products.
+Prints a JSON line for each, and appends it to `--out`. A form that fails says so and the others go on.
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/diffusion.py --out diffusion.jsonl [--tiny] [CASE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from polymux.core.batch.denoise import DenoiseStage
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch
+from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.cache.stepcache import FirstBlock, StepMask
+from polymux.core.compute.device import open_device
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.testing.denoising import DenoiseProgram, DenoiseWork, flow_scheduler, tiny_flux
+from polymux.core.testing.drive import Driver
+from polymux.core.testing.pipelines import tiny_unet, tiny_wan
+from polymux.modalities.diffusion import encoders, flux, unet, wan
+from polymux.modalities.diffusion.merged import compile_blocks
+
+TARGETS = {"flux-1024": 118.0, "flux-512": 38.0, "flux-512x8": 34.0, "wan-480p": 470.0, "sdxl": 36.0}
+PEERS = {"flux-1024": 133.0, "flux-512": 43.0, "flux-512x8": 39.0, "wan-480p": 512.0, "sdxl": 38.0}
+"""Milliseconds a picture, of diffusers compiled on the same kind of card on another day."""
+
+FLUX = {"guidance_embeds": True}
+WAN = {
+    "num_attention_heads": 12,
+    "attention_head_dim": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "ffn_dim": 8960,
+    "num_layers": 30,
+}
+SDXL = {
+    "sample_size": 128,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "projection_class_embeddings_input_dim": 2816,
+    "addition_time_embed_dim": 256,
+}
+
+
+class Bench:
+    """Where figures go, and what they are measured on."""
+
+    def __init__(self, out: Path | None, tiny: bool, times: int) -> None:
+        self.out = out
+        self.tiny = tiny
+        self.times = 1 if tiny else times
+        self.device = torch.device("cpu" if tiny else "cuda")
+        self.dtype = torch.float32 if tiny else torch.bfloat16
+        self.hardware = "CPU" if tiny else torch.cuda.get_device_name()
+
+    def tell(self, case: str, form: str, **figures: Any) -> None:
+        line = {"case": case, "form": form, **figures, "torch": torch.__version__, "hardware": self.hardware}
+        if not self.tiny:
+            line |= {"target_ms": TARGETS.get(case), "peer_ms": PEERS.get(case)}
+        text = json.dumps({key: value for key, value in line.items() if value is not None})
+        print(text, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(text + "\n")
+
+    def form(self, case: str, name: str, run: Callable[[], Any], share: int = 1) -> None:
+        """Time one form: first pass (with what it compiles), then milliseconds a picture over some passes."""
+        try:
+            with torch.inference_mode():
+                begin = time.perf_counter()
+                run()
+                self.wait()
+                first = time.perf_counter() - begin
+                for _ in range(5):  # also lets a replay record
+                    run()
+                self.wait()
+                begin = time.perf_counter()
+                for _ in range(self.times):
+                    run()
+                self.wait()
+            ms = (time.perf_counter() - begin) * 1e3 / self.times / share
+            peak = 0.0 if self.tiny else torch.cuda.max_memory_allocated() / 2**30
+            self.tell(case, name, ms=round(ms, 2), first_s=round(first, 1), peak_gib=round(peak, 1))
+        except Exception as error:
+            traceback.print_exc()
+            self.tell(case, name, error=f"{type(error).__name__}: {error}"[:300])
+
+    def wait(self) -> None:
+        if not self.tiny:
+            torch.cuda.synchronize()
+
+    def build(self, make: Callable[[], torch.nn.Module], tiny: Callable[[], Any]) -> Any:
+        """The model in its real shape, weights drawn in place on the device."""
+        if self.tiny:
+            return tiny()
+        with torch.device("meta"):
+            model = make().to(self.dtype)
+        model = model.to_empty(device=self.device).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0.0, 0.02)
+        return model
+
+    def free(self) -> None:
+        gc.collect()
+        torch._dynamo.reset()
+        if not self.tiny:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
+
+
+def run_merged(bench: Bench, case: str, model: BlockModel, batch: DenoiseBatch, *, graphs: bool = True) -> None:
+    share = len(batch.conditions) if case.startswith("flux") else 1
+    bench.form(case, "merged compiled", lambda: model.forward(batch), share)
+    if graphs and not bench.tiny:
+        model.record()
+        bench.form(case, "merged compiled graph", lambda: model.forward(batch), share)
+        model.replay = None
+
+
+# ---- FLUX ----
+
+
+def flux_batch(bench: Bench, side: int, rows: int) -> DenoiseBatch:
+    text, joint, pooled, channels = (5, 12, 10, 4) if bench.tiny else (512, 4096, 768, 16)
+    pixels = 8 if bench.tiny else side // 8
+    conditions = [
+        {
+            flux.PROMPT: bench.normal(text, joint),
+            flux.POOLED: bench.normal(pooled),
+            flux.GUIDANCE: torch.tensor(3.5, device=bench.device),
+        }
+        for _ in range(rows)
+    ]
+    times = torch.linspace(950.0, 50.0, rows, device=bench.device)
+    return DenoiseBatch(bench.normal(rows, channels, pixels, pixels, dtype=torch.float32), times, conditions)
+
+
+def flux_peer(model: Any, batch: DenoiseBatch) -> Callable[[], Any]:
+    """One picture at a time, as its pipeline calls it."""
+    tokens = flux.pack_latents(batch.latents[:1]).to(model.dtype)
+    inputs = {
+        "hidden_states": tokens,
+        "encoder_hidden_states": batch.conditions[0][flux.PROMPT][None],
+        "pooled_projections": batch.conditions[0][flux.POOLED][None],
+        "timestep": batch.timesteps[:1].to(model.dtype) / 1000,
+        "guidance": torch.full((1,), 3.5, device=tokens.device),
+        "img_ids": torch.zeros(tokens.shape[1], 3, device=tokens.device),
+        "txt_ids": torch.zeros(batch.conditions[0][flux.PROMPT].shape[0], 3, device=tokens.device),
+        "return_dict": False,
+    }
+    return lambda: model(**inputs)
+
+
+def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
+    transformer = bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
+    model = flux.FluxDenoiser(transformer)
+    batches = {
+        "flux-1024": flux_batch(bench, 1024, 1),
+        "flux-512": flux_batch(bench, 512, 1),
+        "flux-512x8": flux_batch(bench, 512, 8),
+    }
+    wanted = [name for name in batches if name in cases]
+    for name in wanted:
+        if name != "flux-512x8":
+            bench.form(name, "diffusers eager", flux_peer(transformer, batches[name]))
+    if not bench.tiny:
+        transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+        for name in wanted:
+            bench.form(name, "diffusers compiled", flux_peer(transformer, batches[name]))
+        bench.free()
+    blocks = list(model.merge())
+    for name in wanted:
+        run_merged_eager(bench, name, model, batches[name])
+    if not bench.tiny:
+        compile_blocks(blocks, dynamic=False)
+    for name in wanted:
+        run_merged(bench, name, model, batches[name])
+    if not bench.tiny:  # as it is served: shapes come as they come
+        bench.free()
+        compile_blocks(blocks)
+        for name in wanted:
+            share = len(batches[name].conditions)
+            bench.form(name, "merged compiled, any shape", lambda name=name: model.forward(batches[name]), share)
+    if "engine" in cases:
+        run_engine(bench, model)
+    if autotune and not bench.tiny:
+        bench.free()
+        for block in blocks:
+            block.compile(fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+        for name in wanted:
+            share = len(batches[name].conditions)
+            bench.form(name, "merged autotuned", lambda name=name: model.forward(batches[name]), share)
+
+
+def run_merged_eager(bench: Bench, case: str, model: BlockModel, batch: DenoiseBatch) -> None:
+    bench.form(case, "merged eager", lambda: model.forward(batch), len(batch.conditions))
+
+
+def run_engine(bench: Bench, model: BlockModel) -> None:
+    """Milliseconds of one step of one picture through the loop, rows joining one launch apart."""
+    steps = 40 if bench.tiny else 200
+    every_other = StepMask(mask=(True, False) * (steps // 2), tail=0)
+    first_block = FirstBlock(threshold=float("inf"), max_skips=1, tail=0)
+    for side, rows in ((1024, 1), (512, 1), (512, 8)):
+        for name, rule in (("all steps", None), ("every other skipped", every_other), ("first block", first_block)):
+            batch = flux_batch(bench, side, rows)
+            shape = tuple(batch.latents.shape[1:])
+            schedule = flux.make_schedule(flow_scheduler(), steps, shape)
+            requests = {
+                str(row): DenoiseRequest(shape, schedule, (batch.conditions[row],), seed=row, rule=rule)
+                for row in range(rows)
+            }
+            site = Site(
+                open_device(bench.device.type), SiteSettings(cache_bytes=(1 << 26) if bench.tiny else (2 << 30))
+            )
+            stage = DenoiseStage("denoise", model, site, max_units=20_000)
+            driver = Driver(Loop(site, {"m": DenoiseProgram(stage, requests)}))
+            for row in requests:
+                driver.submit(row, "m", "denoise", DenoiseWork([row]))
+                driver.step()
+            bench.form(f"engine flux-{side}x{rows}", name, driver.step, rows)
+            for row in requests:
+                driver.cancel(row)
+            driver.finish()
+
+
+# ---- Wan, SDXL ----
+
+
+def run_wan(bench: Bench) -> None:
+    transformer = bench.build(lambda: WanTransformer3DModel(**WAN), lambda: tiny_wan(4))
+    if not bench.tiny:  # drawn on meta, its tables are nothing
+        transformer.rope = type(transformer.rope)(128, (1, 2, 2), 1024).to(bench.device)
+        transformer.rope.float()
+    model = wan.WanDenoiser([transformer])
+    shape, text, dim = ((4, 3, 4, 6), 7, 32) if bench.tiny else ((16, 21, 60, 104), 512, 4096)
+    batch = DenoiseBatch(
+        bench.normal(1, *shape, dtype=torch.float32),
+        torch.full((1,), 900.0, device=bench.device),
+        [{encoders.PROMPT: bench.normal(text, dim)}],
+    )
+    inputs = {
+        "hidden_states": batch.latents.to(bench.dtype),
+        "timestep": batch.timesteps,
+        "encoder_hidden_states": batch.conditions[0][encoders.PROMPT][None],
+        "return_dict": False,
+    }
+    if not bench.tiny:
+        transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    bench.form("wan-480p", "diffusers" if bench.tiny else "diffusers compiled", lambda: transformer(**inputs))
+    bench.free()
+    blocks = model.merge()
+    if not bench.tiny:
+        compile_blocks(blocks, dynamic=False)
+    run_merged(bench, "wan-480p", model, batch, graphs=False)
+
+
+def run_sdxl(bench: Bench) -> None:
+    network = bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))
+    model = unet.UNetDenoiser(network)
+    side, text, dim, pooled = (16, 7, 32, 16) if bench.tiny else (128, 77, 2048, 1280)
+    conditions = [
+        {
+            encoders.PROMPT: bench.normal(text, dim),
+            encoders.POOLED: bench.normal(pooled),
+            unet.SIZES: torch.tensor([1024.0, 1024, 0, 0, 1024, 1024], device=bench.device),
+        }
+        for _ in range(2)
+    ]
+    batch = DenoiseBatch(
+        bench.normal(2, 4, side, side, dtype=torch.float32), torch.full((2,), 500.0, device=bench.device), conditions
+    )
+    bench.form("sdxl", "eager", lambda: model.forward(batch))
+    blocks = model.merge()
+    bench.form("sdxl", "merged eager", lambda: model.forward(batch))
+    if not bench.tiny:
+        model.record()
+        bench.form("sdxl", "merged eager graph", lambda: model.forward(batch))
+        model.replay = None
+        compile_blocks(blocks, dynamic=False)
+    run_merged(bench, "sdxl", model, batch)
+
+
+# ---- attention ----
+
+
+def run_attention(bench: Bench) -> None:
+    shapes = {"flux-1024": (4608, 24), "flux-512": (1536, 24), "wan-480p": (32760, 12)}
+    backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    for name, (tokens, heads) in shapes.items():
+        count = 64 if bench.tiny else tokens
+        # as projections leave them: heads beside each other
+        query, key, value = (bench.normal(1, count, heads, 128).transpose(1, 2) for _ in range(3))
+        for backend in (None, *backends):
+
+            def run(backend: SDPBackend | None = backend, states: tuple[Tensor, ...] = (query, key, value)) -> None:
+                if backend is None:
+                    scaled_dot_product_attention(*states)
+                    return
+                with sdpa_kernel(backend):
+                    scaled_dot_product_attention(*states)
+
+            bench.form(f"attention {name}", "torch's choice" if backend is None else backend.name.lower(), run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["flux-1024", "flux-512", "flux-512x8", "engine", "wan-480p", "sdxl", "attention"]
+    parser.add_argument("cases", nargs="*", default=names, help=f"of {', '.join(names)}")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="on the CPU, with tiny models: checks the script")
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--autotune", action="store_true", help="also the compiler's own matrix products: minutes")
+    arguments = parser.parse_args()
+    cases = set(arguments.cases)
+    torch._dynamo.config.recompile_limit = 64
+    bench = Bench(arguments.out, arguments.tiny, arguments.times)
+    if "attention" in cases:
+        run_attention(bench)
+    if cases & {"flux-1024", "flux-512", "flux-512x8", "engine"}:
+        run_flux(bench, cases, arguments.autotune)
+        bench.free()
+    if "wan-480p" in cases:
+        run_wan(bench)
+        bench.free()
+    if "sdxl" in cases:
+        run_sdxl(bench)
+
+
+if __name__ == "__main__":
+    main()

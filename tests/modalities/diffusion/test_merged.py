@@ -1,0 +1,59 @@
+"""Merged blocks give what the transformers' own give, in every company and with step caches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch
+from polymux.core.testing.denoising import tiny_flux
+from polymux.core.testing.pipelines import tiny_wan
+from polymux.modalities.diffusion import encoders, flux, wan
+from polymux.modalities.diffusion.merged import compile_blocks
+
+
+def make_flux() -> tuple[BlockModel, DenoiseBatch]:
+    torch.manual_seed(3)
+    conditions = [
+        {flux.PROMPT: torch.randn(5, 12), flux.POOLED: torch.randn(10), flux.GUIDANCE: torch.tensor(2.0 + row)}
+        for row in range(3)
+    ]
+    return flux.FluxDenoiser(tiny_flux()), DenoiseBatch(
+        torch.randn(3, 4, 6, 8), torch.tensor([900.0, 500, 20]), conditions
+    )
+
+
+def make_wan() -> tuple[BlockModel, DenoiseBatch]:
+    torch.manual_seed(3)
+    conditions = [{encoders.PROMPT: torch.randn(7, 32)} for _ in range(2)]
+    return wan.WanDenoiser([tiny_wan(4)]), DenoiseBatch(
+        torch.randn(2, 4, 3, 4, 6), torch.tensor([900.0, 50]), conditions
+    )
+
+
+@pytest.mark.parametrize("make", [make_flux, make_wan])
+def test_a_merged_model_predicts_the_same(make) -> None:
+    model, batch = make()
+    with torch.inference_mode():
+        before = model.forward(batch)
+        measured = model.modulate(model.embed(batch))
+        assert model.merge()
+        torch.testing.assert_close(model.forward(batch), before, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(model.modulate(model.embed(batch)), measured)
+        alone = model.forward(
+            replace(batch, latents=batch.latents[:1], timesteps=batch.timesteps[:1], conditions=batch.conditions[:1])
+        )
+        torch.testing.assert_close(alone, before[:1], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_predicts_the_same() -> None:
+    model, batch = make_flux()
+    with torch.inference_mode():
+        before = model.forward(batch)
+        compile_blocks(model.merge())
+        torch.testing.assert_close(model.forward(batch), before, atol=5e-5, rtol=1e-3)
+        half = batch.select([0])
+        torch.testing.assert_close(model.forward(half), before[:1], atol=5e-5, rtol=1e-3)
