@@ -26,6 +26,7 @@ from polymux.core.batch.encode import EncodeStage
 from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.cache.content import content_digest
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.load import prepare_body
@@ -53,9 +54,10 @@ from polymux.modalities.diffusion import flux
 from polymux.modalities.llm.embedder import TextEmbedder
 from polymux.modalities.llm.program import EmbeddingProgram, GenerationProgram
 from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
-from polymux.modalities.vision.idefics import split_idefics
 from polymux.modalities.vision.program import LookProgram
-from polymux.modalities.vision.work import LookWork, Picture
+from polymux.modalities.vision.split import split_model
+from polymux.modalities.vision.work import Item, LookWork
+from polymux.modalities.vision.work import Picture as Seen
 
 # ---- chat: greedy and drawn, one and several choices, prompts that share their beginning ----
 
@@ -239,7 +241,7 @@ _idefics = cache(lambda: build(tiny_idefics))
 
 
 def load_looks(site: Site) -> Program:
-    encoder, decoder = split_idefics(copy.deepcopy(_idefics()))
+    encoder, decoder = split_model(copy.deepcopy(_idefics()), {}, site.device)
     encode = EncodeStage("look", encoder, site, max_units=3)
     return LookProgram(encode, encoder, TokenStage("tell", decoder, site), "look")
 
@@ -248,8 +250,8 @@ def look(words: int, *seeds: int, choices: int = 1) -> Ask:
     """Some words, then each picture as one tile with a word before it."""
     prompt, pictures = _SHARED[:words], []
     for seed in seeds:
-        tile = np.random.default_rng(seed).standard_normal((1, 3, 32, 32)).astype(np.float32)
-        pictures.append(Picture(tile, [len(prompt) + 1]))
+        tile = np.random.default_rng(seed).integers(0, 256, (1, 32, 32, 3), np.uint8)
+        pictures.append(Seen([Item(tile, content_digest(tile), [len(prompt) + 1], [16])]))
         prompt = [*prompt, 3, *[VOCABULARY - 1] * 16]
     sampling = Sampling(temperature=0.7)
     work = LookWork(prompt=[*prompt, 5], pictures=pictures, max_tokens=9, seeds=list(range(choices)), sampling=sampling)

@@ -28,6 +28,8 @@ class TokenShape:
     context: int
     """The longest sequence the model can take."""
     dtype: torch.dtype
+    axes: int = 1
+    """Positions of one token: three where pictures stand in time, height and width."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class TokenBatch:
     ids: Tensor
     """(T,) int64."""
     positions: Tensor
-    """(T,) int64."""
+    """What rotary turns by: (T,) int64, or (axes, T) where a token stands at several positions at once. The places of
+    the tokens in their rows are the context's."""
     sampled: Tensor
     """(S,) int64: places in the packed batch whose logits are wanted."""
     finals: Tensor
@@ -56,7 +59,7 @@ class TokenBatch:
     places: Tensor | None = None
     """(P,) int64: places in the packed batch that an encoder's vectors fill instead of tokens."""
     vectors: Tensor | None = None
-    """(P, dim)."""
+    """(P, dim), or (P, dim times (1 + layers)): what follows is added behind each of the first layers."""
     adapted: Sequence[AdaptedTokens] = ()
     """In any order, none over another."""
 
@@ -64,8 +67,13 @@ class TokenBatch:
         """(T, dim): the tokens' embeddings, with the encoder's vectors in their places."""
         embedded = embedding(self.ids)
         if self.places is not None and self.vectors is not None:
-            embedded = embedded.index_copy(0, self.places, self.vectors.to(embedded.dtype))
+            first = self.vectors[:, : embedded.shape[1]]
+            embedded = embedded.index_copy(0, self.places, first.to(embedded.dtype))
         return embedded
+
+    def split_layers(self, width: int) -> tuple[Tensor, ...]:
+        """(P, width) per layer that the encoder's vectors go on to after the first (DeepStack, Meng et al. 2024)."""
+        return () if self.vectors is None else self.vectors.split(width, dim=1)[1:]
 
 
 class TokenModel(ABC):
@@ -75,7 +83,8 @@ class TokenModel(ABC):
     slab: CacheSpec | None = None
     """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
     inlay: CacheSpec | None = None
-    """What an encoder leaves to stand in prompts in place of tokens: (vectors, dim); rows then read a holding of it."""
+    """What an encoder leaves to stand in prompts in place of tokens: (vectors, dim), or wider where some of it goes to
+    later layers; rows then read a holding of it."""
     adapters: AdapterSet | None = None
     """What may be added to the model's weights; rows with an adapter hold a block of it."""
     recordable = False

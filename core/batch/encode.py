@@ -1,22 +1,24 @@
 """Encoders whose outputs are kept by content: a picture that is known costs no pass, whoever asks.
 
-A row names its items by digest and leaves one block for each. Blocks that are indexed are shared, also with rows of
-other jobs; the rest are computed in as many launches as the budget takes. A row that finds everything ends at once.
-All its blocks are promised when it is admitted: rows that each hold a part cannot wait for one another.
+A row names its items by digest and leaves blocks of vectors for each. Items whose blocks are indexed are shared, also
+with rows of other jobs; the rest are computed in as many launches as the budget takes. A row that finds everything
+ends at once. All its blocks are promised when it is admitted: rows that each hold a part cannot wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from polymux.core.batch.oneshot import OneShotModel
-from polymux.core.batch.plan import Plan
+from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
-from polymux.core.cache.blocks import view_blocks
+from polymux.core.cache.blocks import CacheSpec, view_blocks
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, PolymuxError
 
@@ -24,41 +26,103 @@ if TYPE_CHECKING:
     from polymux.core.engine.job import Job
 
 
-class EncodeRow(Row):
-    """Items by digest, each once. When it has ended, the blocks of `holding` are those of `digests`, in that order."""
+class Encoder(ABC):
+    """What a modality supplies: one pass over a batch of items, each of which becomes vectors."""
 
-    def __init__(self, job: Job, items: dict[bytes, Any]) -> None:
+    inlay: CacheSpec
+    """One block: (vectors, dim), of one unit. An item's vectors fill as many blocks as they need."""
+
+    @abstractmethod
+    def count(self, item: Any) -> int:
+        """How many vectors an item becomes, at least one."""
+
+    @abstractmethod
+    def forward(self, items: list[Any]) -> list[Tensor | PolymuxError]:
+        """Per item its vectors, (count, dim), on the device; or what fails that item's row alone."""
+
+
+class EncodeRow(Row):
+    """Items by digest, each once. When it has ended, `holding` has the blocks of `digests`, in that order."""
+
+    def __init__(self, job: Job, items: dict[bytes, Any], blocks: dict[bytes, int]) -> None:
+        """`blocks`: how many each item's vectors fill (`EncodeStage.blocks`)."""
         super().__init__(job)
         self.items = items
-        self.digests = list(items)
+        self.sizes = blocks
+        self.order = list(items)
         """Known ones first, once the row is admitted."""
+        self.digests = list(self.pieces())
+        """Per block, in that order."""
+        self.known = 0
+        """Blocks that were indexed when the row was admitted, and so are the first."""
         self.found: frozenset[bytes] = frozenset()
-        """What was known when the row was admitted."""
+        """Items that were known when the row was admitted."""
         self.published = 0
         self.keeps = True
 
-    def arrange(self, known: Sequence[bytes]) -> None:
-        """Put the known digests first."""
-        self.found = frozenset(known)
-        self.digests = [*known, *(digest for digest in self.items if digest not in self.found)]
+    def pieces(self) -> Iterator[bytes]:
+        """A digest for every block."""
+        for digest in self.order:
+            yield from cut_digest(digest, self.sizes[digest])
+
+    def arrange(self, find: Callable[[bytes], int | None]) -> None:
+        """Put the items whose blocks are all indexed first."""
+        whole = [
+            digest
+            for digest in self.items
+            if all(find(piece) is not None for piece in cut_digest(digest, self.sizes[digest]))
+        ]
+        self.found = frozenset(whole)
+        self.known = sum(self.sizes[digest] for digest in whole)
+        self.order = [*whole, *(digest for digest in self.items if digest not in self.found)]
+        self.digests = list(self.pieces())
+
+    def places(self) -> dict[bytes, int]:
+        """Where each item's blocks begin in the holding."""
+        places, start = {}, 0
+        for digest in self.order:
+            places[digest] = start
+            start += self.sizes[digest]
+        return places
+
+    def between(self, start: int, end: int) -> list[tuple[bytes, int]]:
+        """Items whose blocks begin from `start` on and before `end`, with where they begin."""
+        return [(digest, place) for digest, place in self.places().items() if start <= place < end]
+
+
+def cut_digest(digest: bytes, blocks: int) -> list[bytes]:
+    return [digest] if blocks == 1 else [digest + place.to_bytes(4, "little") for place in range(blocks)]
 
 
 class EncodeStage(Stage):
-    """Runs one encoder over the items of many rows. A unit is an item."""
+    """Runs one encoder over the items of many rows. A unit is a block; items run whole."""
 
-    def __init__(self, name: str, model: OneShotModel, site: Site, *, max_units: int, max_rows: int = 64) -> None:
-        if model.slab is None:
-            raise InternalError(f"stage {name}: an encoder says what it leaves")
+    def __init__(self, name: str, model: Encoder, site: Site, *, max_units: int, max_rows: int = 64) -> None:
         self.name = name
         self.model = model
         self.max_units = max_units
         self.max_rows = max_rows
-        self.cache = model.slab
-        self._blocks = view_blocks(site.arena, model.slab)
+        self.cache = model.inlay
+        self._device = site.device
+        self._view = view_blocks(site.arena, model.inlay)
+
+    def blocks(self, item: Any) -> int:
+        """How many blocks an item's vectors fill."""
+        return -(-self.model.count(item) // self.model.inlay.shape[0])
 
     def want(self, row: Row) -> int:
         row = encode_row(row)
         return len(row.digests) - row.scheduled
+
+    def cut(self, row: Row, wanted: int, budget: int) -> int:
+        """Whole items within the budget; one above it runs with what is left of it."""
+        row = encode_row(row)
+        units = 0
+        for digest, _ in row.between(row.scheduled, len(row.digests)):
+            if units and units + row.sizes[digest] > budget:
+                break
+            units += row.sizes[digest]
+        return units if budget > 0 else 0
 
     def units(self, row: Row) -> int:
         return len(encode_row(row).digests)
@@ -70,34 +134,57 @@ class EncodeStage(Stage):
         return row.done == self.units(row)
 
     def launch(self, plan: Plan) -> Ticket:
-        items: list[Any] = []
-        blocks: list[torch.Tensor] = []
-        for grant in plan.grants:
-            row = encode_row(grant.row)
-            for place in range(grant.start, grant.start + grant.count):
-                items.append(row.items[row.digests[place]])
-                blocks.append(self._blocks[row.blocks[place]])
+        chosen = [
+            (row, digest, place)
+            for grant in plan.grants
+            for row in [encode_row(grant.row)]
+            for digest, place in row.between(grant.start, grant.start + grant.count)
+        ]
         with torch.inference_mode():
-            results = self.model.forward(items, blocks)
-        if len(results) != len(items):
-            raise InternalError(f"stage {self.name} returned {len(results)} results for {len(items)} items")
-        return Ticket(plan, results)
+            results = self.model.forward([row.items[digest] for row, digest, _ in chosen])
+            if len(results) != len(chosen):
+                raise InternalError(f"stage {self.name} returned {len(results)} results for {len(chosen)} items")
+            self._keep([(row.blocks[place:], found) for (row, _, place), found in zip(chosen, results)])
+        return Ticket(plan, [found if isinstance(found, PolymuxError) else None for found in results])
+
+    def _keep(self, found: list[tuple[list[int], Tensor | PolymuxError]]) -> None:
+        """Write the vectors into their blocks."""
+        kept = [(blocks, vectors) for blocks, vectors in found if isinstance(vectors, Tensor)]
+        if not kept:
+            return
+        size = self.model.inlay.shape[0]
+        orders = [np.arange(len(vectors)) for _, vectors in kept]
+        sent = self._device.upload(
+            {
+                "blocks": np.concatenate(
+                    [np.asarray(blocks)[order // size] for (blocks, _), order in zip(kept, orders)]
+                ),
+                "offsets": np.concatenate([order % size for order in orders]),
+            }
+        )
+        vectors = torch.cat([vectors for _, vectors in kept]).to(self._view.dtype)
+        self._view[sent["blocks"], sent["offsets"]] = vectors
 
     def collect(self, ticket: Ticket) -> Outcomes:
         outcomes = Outcomes()
         results = iter(ticket.results)
         for grant in ticket.plan.grants:
             row = encode_row(grant.row)
-            errors = [each for _, each in zip(range(grant.count), results) if isinstance(each, PolymuxError)]
+            error = self._blame(row, grant, results)
             if row.job.over or row.ended.done:
                 continue
-            if errors:  # nothing of this launch is published for others
-                outcomes.failed.append((row, errors[0]))
+            if error is not None:  # nothing of this launch is published for others
+                outcomes.failed.append((row, error))
                 continue
             row.done = grant.start + grant.count
             if self.complete(row):
                 outcomes.ended.append(row)
         return outcomes
+
+    @staticmethod
+    def _blame(row: EncodeRow, grant: Grant, results: Iterator[PolymuxError | None]) -> PolymuxError | None:
+        errors = [next(results) for _ in row.between(grant.start, grant.start + grant.count)]
+        return next((error for error in errors if error is not None), None)
 
 
 def encode_row(row: Row) -> EncodeRow:

@@ -115,7 +115,7 @@ class Lane:
             room = min(room, max(least, self._budget(slice_ms) - short))
         skipped = False
         for row, wanted in wants:
-            units = self._cut(wanted, budget if wanted < least else room)
+            units = self.stage.cut(row, wanted, budget if wanted < least else room)
             if units <= 0 or row.state is not RowState.RUNNING:
                 continue
             if grants and not self.stage.compatible(grants[0].row, row):
@@ -143,7 +143,7 @@ class Lane:
             if self.stage.complete(row):
                 self.answered.append(row)
                 continue
-            units = self._cut(self.stage.want(row), budget)
+            units = self.stage.cut(row, self.stage.want(row), budget)
             if units <= 0 or not self.residency.grow(row, self.stage.reach(row, units)):
                 continue
             if not grants or self.stage.compatible(grants[0].row, row):  # else its group's turn comes
@@ -159,10 +159,6 @@ class Lane:
             if victim is row:
                 return False
         return True
-
-    def _cut(self, wanted: int, budget: int) -> int:
-        """What of its units a row may run now. One that cannot be cut takes all or, without any budget, none."""
-        return wanted if self.stage.indivisible and budget > 0 else min(wanted, budget)
 
     def _retire(self, row: Row) -> None:
         self.running.remove(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,10 +45,15 @@ class Packer:
         self._tables = torch.zeros(slots, columns + (self._slabs is not None), dtype=torch.int64, device=device)
         self._slab_table = self._tables[:, columns:] if self._slabs is not None else None
         self.last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._axes = model.shape.axes
+        self._shifts = torch.zeros(slots, dtype=torch.int64, device=device) if self._axes > 1 else None
+        """Per slot, what makes a place behind the prompt a position."""
 
     def admit(self, row: TokenRow) -> None:
         row.tabled = 0
         row.resumed = len(row.tokens)
+        if self._shifts is not None:
+            self._shifts[row.slot] = row.request.shift
 
     def extend_tables(self, plan: Plan) -> None:
         """Tell the device of the blocks that rows have got since their last launch."""
@@ -70,7 +76,7 @@ class Packer:
         positions: list[int] = []
         token_slots: list[int] = []
         starts, lengths, slots, finals = [0], [], [], []
-        inlaid: list[int] = []
+        inlaid: list[np.ndarray] = []
         for place, grant in enumerate(plan.grants):
             row, end = token_row(grant.row), grant.start + grant.count
             ids += row.tokens[grant.start : end]
@@ -79,10 +85,8 @@ class Packer:
             elif end > len(row.tokens):
                 ids.append(ON_DEVICE)
             positions += range(grant.start, end)
-            for inlay in row.request.inlays:
-                block, base = row.reads[0].blocks[inlay.block], starts[-1] - grant.start
-                for position in range(max(inlay.start, grant.start), min(inlay.start + inlay.count, end)):
-                    inlaid += (base + position, block, position - inlay.start)
+            if grant.start < row.prompt_length:
+                inlaid += self._inlay(row, starts[-1], grant.start, end)
             token_slots += [row.slot] * grant.count
             slots.append(row.slot)
             starts.append(len(ids))
@@ -93,12 +97,13 @@ class Packer:
             {
                 "ids": ids,
                 "positions": positions,
+                "turns": self._turn(plan),
                 "token_slots": token_slots,
                 "slots": slots,
                 "starts": starts,
                 "lengths": lengths,
                 "finals": finals,
-                "inlaid": inlaid,
+                "inlaid": np.concatenate(inlaid) if inlaid else [],
             }
         )
         batch = PagedBatch(
@@ -117,9 +122,13 @@ class Packer:
             batch.slab_table = self._slab_table
         known = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
         context = PagedContext(self._attention, self._view, batch, self._slabs)
-        packed = TokenBatch(known, sent["positions"], sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
+        turns = sent["positions"]
+        if sent["turns"].numel():
+            turns = sent["turns"].view(-1, len(ids))
+            turns = turns[0] if turns.shape[0] == 1 else turns
+        packed = TokenBatch(known, turns, sent["starts"][sent["finals"] + 1] - 1, sent["finals"], context)
         if inlaid and self._inlays is not None:
-            packed.places, blocks, offsets = sent["inlaid"].view(-1, 3).unbind(dim=1)
+            packed.places, blocks, offsets = sent["inlaid"].view(-1, 3).T.contiguous()
             packed.vectors = self._inlays[blocks, offsets]
         packed.adapted = self._find_adapted(plan, starts)
         return packed
@@ -136,6 +145,43 @@ class Packer:
                 start = found.pop().start
             found.append(AdaptedTokens(start, end, self._adapters[block]))
         return found
+
+    def _inlay(self, row: TokenRow, base: int, start: int, end: int) -> list[np.ndarray]:
+        """Per picture that a grant reaches: (place in the batch, block, vector of it) of each place, flat."""
+        if self._inlays is None:
+            return []
+        units = self._inlays.shape[1]
+        found = []
+        for inlay in row.request.inlays:
+            first, last = max(inlay.start, start), min(inlay.start + inlay.count, end)
+            if first < last:
+                places = np.arange(first, last)
+                vectors = places - inlay.start + inlay.offset
+                blocks = np.asarray(row.reads[0].blocks)[inlay.block + vectors // units]
+                found.append(np.stack([places - start + base, blocks, vectors % units], axis=1).ravel())
+        return found
+
+    def _turn(self, plan: Plan) -> np.ndarray | list[int]:
+        """The positions of a launch's tokens where they are not their places: (axes, T), or (1, T) when all axes
+        agree, flat; empty when the places will do."""
+        moved = [grant for grant in plan.grants if token_row(grant.row).request.positions is not None]
+        if not moved:
+            return []
+        same = all(grant.start >= token_row(grant.row).prompt_length for grant in moved)
+        return np.concatenate([self._place(grant, 1 if same else self._axes) for grant in plan.grants], axis=1).ravel()
+
+    @staticmethod
+    def _place(grant: Grant, axes: int) -> np.ndarray:
+        """(axes, count): where a grant's tokens stand."""
+        row, end = token_row(grant.row), grant.start + grant.count
+        given = row.request.positions
+        places = np.arange(grant.start, end) + row.request.shift
+        positions = np.broadcast_to(places, (axes, len(places)))
+        if given is None or grant.start >= row.prompt_length:
+            return positions
+        return np.concatenate(
+            [given[:, grant.start : end], positions[:, max(row.prompt_length - grant.start, 0) :]], axis=1
+        )
 
     def sample_guesses(self, batch: TokenBatch, plan: Plan) -> None:
         """Have the model give logits behind every guess's predecessor as well, after the others."""
@@ -177,7 +223,8 @@ class Packer:
             slab_table=self._slab_table,
         )
         context = PagedContext(self._attention, self._view, batch, self._slabs)
-        return TokenBatch(self.last[slots], positions, order[:-1], order[:-1], context)
+        turns = positions if self._shifts is None else positions + self._shifts[slots]
+        return TokenBatch(self.last[slots], turns, order[:-1], order[:-1], context)
 
 
 def adapter_of(grant: Grant) -> int:

@@ -85,7 +85,7 @@ class Residency:
     def awaits(self, row: Row) -> bool:
         """Whether a running row is computing most of what this one would: then its blocks are worth waiting for."""
         if isinstance(row, EncodeRow):
-            return any(digest in self._promised for digest in row.items)
+            return any(piece in self._promised for piece in row.pieces())
         if not self._promised or not isinstance(row, TokenRow) or self.pool is None:
             return False
         size = self.pool.spec.units
@@ -166,8 +166,8 @@ class Residency:
         """Indexed blocks of the row's prefix; at least one unit is left to compute: a sample needs a forward pass."""
         found: list[int] = []
         if isinstance(row, EncodeRow):
-            row.arrange([digest for digest in row.items if self.index.find(digest) is not None])
-            blocks = [self.index.find(digest) for digest in row.digests[: len(row.found)]]
+            row.arrange(self.index.find)
+            blocks = [self.index.find(digest) for digest in row.digests[: row.known]]
             return [block for block in blocks if block is not None]
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return found

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from polymux.core.batch.row import Row, Signal
 from polymux.core.cache.prefix import chain_digests
 from polymux.core.errors import InternalError
@@ -27,9 +29,11 @@ class Inlay:
     start: int
     count: int
     block: int
-    """Which block of the holding that the row reads."""
+    """Where the picture's blocks begin in the holding that the row reads."""
     digest: bytes
     """Names the content, which the token ids in these places do not."""
+    offset: int = 0
+    """Vectors of the picture that stand before these: one may be cut into several stretches (a clip's frames)."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,18 @@ class TokenRequest:
     """Root of the prefix digests: model, adapter, tenant."""
     inlays: tuple[Inlay, ...] = ()
     """In order, none over another."""
+    positions: np.ndarray | None = None
+    """(axes, prompt) int64: where each prompt token stands, for models with positions of several axes. What follows
+    the prompt goes on behind the largest of them. None: one after the other."""
     guide: Guide | None = None
     """Says on the host which tokens may come next. Belongs to one row, unlike the rest of a request."""
     publish: bool = True
     """Report tokens to the caller as they come; otherwise only the program sees them."""
+
+    @cached_property
+    def shift(self) -> int:
+        """What is added to a later token's place in the row to have its position."""
+        return 0 if self.positions is None else int(self.positions.max()) + 1 - len(self.prompt)
 
     @cached_property
     def plain(self) -> bool:
@@ -149,12 +161,15 @@ class TokenRow(Row):
         return self.digests[block]
 
     def _content(self, start: int, size: int) -> bytes:
-        """What the digest of a block must name beside its tokens: which picture's vectors lie where in it."""
+        """What the digest of a block must name beside its tokens: which picture's vectors lie where in it, and at
+        which positions."""
         parts = [
-            (inlay.start - start).to_bytes(8, "little", signed=True) + inlay.digest
+            (inlay.start - inlay.offset - start).to_bytes(8, "little", signed=True) + inlay.digest
             for inlay in self.request.inlays
             if inlay.start < start + size and inlay.start + inlay.count > start
         ]
+        if parts and self.request.positions is not None:
+            parts.append(self.request.positions[:, start : start + size].tobytes())
         return b"".join(parts)
 
     @property

@@ -84,6 +84,10 @@ class Stage(ABC):
     def released(self, row: Row) -> None:
         """The row gives its slot back: forget its parameters."""
 
+    def cut(self, row: Row, wanted: int, budget: int) -> int:
+        """What of its units a row may run now. One that cannot be cut takes all or, without any budget, none."""
+        return wanted if self.indivisible and budget > 0 else min(wanted, budget)
+
     def grant(self, row: Row, units: int) -> Grant:
         """Put up to `units` of the row's work into a plan, and count what the device will know before the host."""
         grant = Grant(row, row.scheduled, units)

@@ -6,22 +6,56 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutput
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.reference import KEYWORD, prepare_reference
 from polymux.core.errors import ModelError
+
+AXES = 3
+"""Time, height and width (multimodal rotary embedding, Qwen2-VL, Wang et al. 2024, section 2.1)."""
 
 LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
 """What paged attention can serve; other kinds are refused by name until they are supported."""
 
 
-class TransformersDecoder(TokenModel):
-    """Runs an untouched `...ForCausalLM` over packed rows."""
+class LanguageHalf(torch.nn.Module):
+    """The decoder and the head of a larger model, as a causal language model of their own."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    base_model_prefix = "model"
+
+    def __init__(self, backbone: Any, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = backbone
+        self.lm_head = head
+        self.config = backbone.config
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm_head
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.model.set_attn_implementation(name)
+
+    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
+        hidden = self.model(**inputs).last_hidden_state
+        return CausalLMOutput(logits=self.lm_head(hidden[:, logits_to_keep]))
+
+
+class TransformersDecoder(TokenModel):
+    """Runs an untouched `...ForCausalLM`, or a `LanguageHalf`, over packed rows.
+
+    `inlay` is what an encoder leaves for its prompts.
+    """
+
+    def __init__(self, model: torch.nn.Module, inlay: CacheSpec | None = None) -> None:
         self.model = prepare_reference(model)
         self.shape = read_shape(model.config, next(model.parameters()).dtype)
+        self.inlay = inlay
 
     def adapt(self, adapters: AdapterSet) -> None:
         """Serve these adapters of the model."""
@@ -31,12 +65,16 @@ class TransformersDecoder(TokenModel):
     def forward(self, batch: TokenBatch) -> Tensor:
         if self.adapters is not None:
             self.adapters.launch.tokens = batch.adapted
-        inputs = {"input_ids": batch.ids[None]}
+        inputs: dict[str, Any] = {"input_ids": batch.ids[None]}
         if batch.places is not None:
-            inputs = {"inputs_embeds": batch.embed(self.model.get_input_embeddings())[None]}
+            embedded = batch.embed(self.model.get_input_embeddings())
+            inputs = {"inputs_embeds": embedded[None]}
+            if layers := batch.split_layers(embedded.shape[1]):
+                masks = torch.zeros_like(batch.ids, dtype=torch.bool).index_fill_(0, batch.places, True)
+                inputs |= {"visual_pos_masks": masks[None], "deepstack_visual_embeds": list(layers)}
         output = self.model(
             **inputs,
-            position_ids=batch.positions[None],
+            position_ids=batch.positions.unsqueeze(-2),
             use_cache=False,
             logits_to_keep=batch.sampled,
             **{KEYWORD: batch.context},
@@ -60,4 +98,5 @@ def read_shape(config: Any, dtype: torch.dtype) -> TokenShape:
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
         dtype=dtype,
+        axes=AXES if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1,
     )

@@ -8,6 +8,7 @@ launch-ahead can be tested without an accelerator. Reading early is an error the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ class Device:
     def copy_to_host(self, tensors: dict[str, torch.Tensor]) -> HostCopy:
         return HostCopy(tensors)
 
-    def upload(self, numbers: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        """Lists of integers as int64 tensors on the device, without waiting for it."""
+    def upload(self, numbers: Mapping[str, list[int] | np.ndarray]) -> dict[str, torch.Tensor]:
+        """Integers as int64 tensors on the device, without waiting for it."""
         return {name: torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
 
     def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -77,7 +78,7 @@ class CudaDevice(Device):
     def copy_to_host(self, tensors: dict[str, torch.Tensor]) -> HostCopy:
         return _PinnedCopy(tensors)
 
-    def upload(self, numbers: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    def upload(self, numbers: Mapping[str, list[int] | np.ndarray]) -> dict[str, torch.Tensor]:
         # one pinned buffer and one copy: a copy from pageable memory would wait for the stream
         flat = np.concatenate([np.asarray(values, dtype=np.int64) for values in numbers.values()])
         pinned = torch.empty(flat.size, dtype=torch.int64, pin_memory=True)

@@ -14,13 +14,26 @@ from transformers import (
     Idefics3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
 
 VOCABULARY = 97
+
+IMAGE = VOCABULARY - 1
+"""What holds the places of pictures; clips have the id before."""
 
 
 def tiny_llama(vocabulary: int = VOCABULARY, context: int = 512) -> torch.nn.Module:
@@ -86,17 +99,86 @@ def tiny_whisper() -> torch.nn.Module:
 
 def tiny_idefics() -> torch.nn.Module:
     """Idefics3: tiles of 32 by 32 pixels become 16 vectors each; the last id of the vocabulary holds their places."""
-    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {"model_type": "llama", "vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 512}
     return Idefics3ForConditionalGeneration(
         Idefics3Config(
-            text_config=layers | text | {"pad_token_id": 0},
-            vision_config=layers | {"image_size": 32, "patch_size": 4},
+            text_config=_LAYERS | _TEXT | {"model_type": "llama"},
+            vision_config=_LAYERS | {"image_size": 32, "patch_size": 4},
             scale_factor=2,
-            image_token_id=VOCABULARY - 1,
+            image_token_id=IMAGE,
         )
     )
 
+
+def tiny_smolvlm() -> torch.nn.Module:
+    """SmolVLM: as Idefics3."""
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(
+            text_config=_LAYERS | _TEXT | {"model_type": "llama"},
+            vision_config=_LAYERS | {"image_size": 32, "patch_size": 4},
+            scale_factor=2,
+            image_token_id=IMAGE,
+        )
+    )
+
+
+def tiny_llava() -> torch.nn.Module:
+    """LLaVA: a picture of 16 by 16 pixels becomes 16 vectors, of the last layer but one."""
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            text_config=_LAYERS | _TEXT | {"model_type": "llama"},
+            vision_config=_LAYERS | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
+            image_token_index=IMAGE,
+        )
+    )
+
+
+def tiny_onevision() -> torch.nn.Module:
+    """LLaVA-OneVision: tiles of 16 by 16 pixels, up to three by three of them in one picture."""
+    sides = (16, 32, 48)
+    return LlavaOnevisionForConditionalGeneration(
+        LlavaOnevisionConfig(
+            text_config=_LAYERS | _TEXT | {"model_type": "qwen2"},
+            vision_config=_LAYERS | {"model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4},
+            image_grid_pinpoints=[[height, width] for height in sides for width in sides],
+            vision_aspect_ratio="anyres_max_4",
+            image_token_index=IMAGE,
+            video_token_index=IMAGE - 1,
+        )
+    )
+
+
+_GRID = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "depth": 3, "num_heads": 4}
+_MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+
+
+def tiny_qwen25vl() -> torch.nn.Module:
+    """Qwen2.5-VL: pictures of any multiple of 8 pixels; windows of 16 pixels in all layers but one."""
+    vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "window_size": 16}
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config=_LAYERS | _TEXT | {"rope_parameters": _MROPE},
+            vision_config=_GRID | vision | {"fullatt_block_indexes": [1]},
+            image_token_id=IMAGE,
+            video_token_id=IMAGE - 1,
+        )
+    )
+
+
+def tiny_qwen3vl() -> torch.nn.Module:
+    """Qwen3-VL: pictures of any multiple of 8 pixels, whose inner layers also reach the decoder's first."""
+    vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_position_embeddings": 36}
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config=_LAYERS | _TEXT | {"num_hidden_layers": 3, "head_dim": 8, "rope_parameters": _MROPE},
+            vision_config=_GRID | vision | {"deepstack_visual_indexes": [0, 1]},
+            image_token_id=IMAGE,
+            video_token_id=IMAGE - 1,
+        )
+    )
+
+
+_LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXT = {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0}
 
 _DECODER = {
     "vocab_size": VOCABULARY,

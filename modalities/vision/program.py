@@ -7,31 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from polymux.core.batch.encode import EncodeRow, EncodeStage
 from polymux.core.batch.sequence import Inlay, TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
-from polymux.core.cache.content import content_digest
 from polymux.core.cache.holding import Holding
 from polymux.core.cache.prefix import root_digest
 from polymux.core.engine.job import Job
 from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
 from polymux.core.pipeline import Program
-from polymux.modalities.vision.idefics import TileEncoder
+from polymux.modalities.vision.split import Seeing
 from polymux.modalities.vision.work import LookWork
 
 
 class LookProgram(Program):
-    """Chats about pictures. Tiles are known by content: the same picture costs no pass, whoever asks again."""
+    """Chats about pictures. What the encoder made is known by content: a picture that was seen costs no pass."""
 
-    def __init__(self, encode: EncodeStage, encoder: TileEncoder, decode: TokenStage, reference: str) -> None:
+    def __init__(self, encode: EncodeStage, encoder: Seeing, decode: TokenStage, reference: str) -> None:
         self.work = {"chat": LookWork}
         self.encode = encode
         self.decode = decode
         self.stages = (encode, decode)
-        self._vectors = encoder.vectors
-        self._shape = (encoder.channels, encoder.size, encoder.size)
+        self._encoder = encoder
         self._reference = reference
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
@@ -43,20 +40,7 @@ class LookProgram(Program):
                 f"the prompt has {len(work.prompt)} tokens; this engine's cache holds {self.decode.capacity}",
                 param="messages",
             )
-        digests = [self._read(picture.tiles) for picture in work.pictures]
-        holding, places = None, dict[bytes, int]()
-        if work.pictures:
-            row = await job.start(self.encode, EncodeRow(job, self._gather(work, digests)))
-            if row.holding is None:
-                raise InternalError("the encoder left nothing")
-            holding = row.holding
-            places = {digest: place for place, digest in enumerate(row.digests)}
-            job.receipt.encoder_hits = count_known(digests, row.found)
-        inlays = tuple(
-            Inlay(start, self._vectors, places[digest], digest)
-            for picture, tiles in zip(work.pictures, digests)
-            for start, digest in zip(picture.starts, tiles, strict=True)
-        )
+        holding, inlays = await self._look(job, work)
         request = TokenRequest(
             prompt=work.prompt,
             max_tokens=min(work.max_tokens, room),
@@ -65,25 +49,41 @@ class LookProgram(Program):
             logprobs=work.logprobs,
             salt=root_digest(self._reference, work.salt),
             inlays=inlays,
+            positions=work.positions,
         )
         await self._continue(job, request, work.seeds, holding)
 
-    def _read(self, tiles: np.ndarray) -> list[bytes]:
-        """The tiles' digests. Raises `InvalidRequest` for what the encoder does not take."""
-        if tiles.dtype != np.float32 or tiles.shape[1:] != self._shape:
-            raise InvalidRequest(f"tiles of {tiles.dtype} {tiles.shape} are not float32 {self._shape} each")
-        return [content_digest(tile, self._reference) for tile in tiles]
-
-    @staticmethod
-    def _gather(work: LookWork, digests: list[list[bytes]]) -> dict[bytes, np.ndarray]:
-        """Every tile once."""
-        return {
-            digest: tile for picture, names in zip(work.pictures, digests) for digest, tile in zip(names, picture.tiles)
-        }
+    async def _look(self, job: Job, work: LookWork) -> tuple[Holding | None, tuple[Inlay, ...]]:
+        """What the encoder left of the work's pictures, and where it stands in the prompt."""
+        if not work.pictures:
+            return None, ()
+        items = {item.digest: item for picture in work.pictures for item in picture.items}
+        for item in items.values():
+            self._encoder.check(item)
+            if sum(item.counts) != self._encoder.count(item):
+                raise InvalidRequest(
+                    f"the prompt keeps {sum(item.counts)} places for {self._encoder.count(item)} vectors"
+                )
+        row = EncodeRow(job, items, {digest: self.encode.blocks(item) for digest, item in items.items()})
+        await job.start(self.encode, row)
+        if row.holding is None:
+            raise InternalError("the encoder left nothing")
+        job.receipt.encoder_hits = count_known(
+            [[item.digest for item in each.items] for each in work.pictures], row.found
+        )
+        places = row.places()
+        inlays: list[Inlay] = []
+        for picture in work.pictures:
+            for item in picture.items:
+                offset = 0
+                for start, count in zip(item.starts, item.counts, strict=True):
+                    inlays.append(Inlay(start, count, places[item.digest], item.digest, offset))
+                    offset += count
+        return row.holding, tuple(inlays)
 
     def describe(self) -> dict[str, Any]:
         dtype = str(self.decode.model.shape.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "context": self.decode.capacity, "tokens_per_tile": self._vectors}
+        return {"dtype": dtype, "context": self.decode.capacity}
 
     async def _continue(self, job: Job, request: TokenRequest, seeds: list[int], holding: Holding | None) -> None:
         """The first branch computes the prompt, the others share it."""

@@ -11,13 +11,25 @@ import numpy as np
 from polymux.core.tasks import Sampling
 
 
-class Picture(msgspec.Struct):
-    """One picture of the prompt, as the encoder takes it."""
+class Item(msgspec.Struct):
+    """What the encoder takes in one piece: a tile, a picture, a clip."""
 
-    tiles: np.ndarray
-    """(tiles, channels, size, size) float32, normalised."""
+    pixels: np.ndarray
+    """(frames or tiles, height, width, 3) uint8, of the size that the encoder works at."""
+    digest: bytes
+    """Names pixels, shape, and how they were made."""
     starts: list[int]
-    """Per tile: where its vectors begin in the prompt. The ids there stand for nothing."""
+    """Where its vectors stand in the prompt, in order: stretches. The ids there stand for nothing."""
+    counts: list[int]
+    """How many vectors each stretch has."""
+    size: tuple[int, int] = (0, 0)
+    """Height and width of the picture it was made of."""
+
+
+class Picture(msgspec.Struct):
+    """One picture, or clip, of the prompt."""
+
+    items: list[Item]
 
 
 class LookWork(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -26,6 +38,8 @@ class LookWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt: list[int]
     pictures: list[Picture]
     """In the order of the prompt."""
+    positions: np.ndarray | None = None
+    """(axes, prompt) int64, for models whose tokens stand at several positions at once."""
     max_tokens: int
     seeds: list[int]
     sampling: Sampling = Sampling()

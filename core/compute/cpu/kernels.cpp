@@ -194,13 +194,13 @@ extern "C" void polymux_gate(const float* gate_up, int kind, int64_t rows, int64
 }
 
 // From a merged projection [tokens][heads + 2 * kv_heads][dim]: rotated queries into query [tokens][heads][dim], rotated
-// keys and values into the cache. Norms of queries and keys come first where their weights are not null.
+// keys and values into the cache at `positions`; `turns` are the rows of cos and sin. Norms of queries and keys come first where their weights are not null.
 extern "C" void polymux_rotate_write(const float* merged, int64_t tokens, int64_t heads, const float* query_norm,
                                      float query_eps, const float* key_norm, float key_eps, const float* cos,
-                                     const float* sin, const int64_t* positions, float* data, int64_t block_step,
-                                     int64_t value_step, int64_t block, int64_t kv_heads, int64_t dim,
-                                     const int64_t* tables, int64_t columns, const int64_t* slots, float* query,
-                                     int threads) {
+                                     const float* sin, const int64_t* turns, const int64_t* positions, float* data,
+                                     int64_t block_step, int64_t value_step, int64_t block, int64_t kv_heads,
+                                     int64_t dim, const int64_t* tables, int64_t columns, const int64_t* slots,
+                                     float* query, int threads) {
     const Cache cache{data, block_step, value_step, block, kv_heads, dim};
     const int64_t width = (heads + 2 * kv_heads) * dim;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && tokens > 1 && tokens * width >= kShareElements)
@@ -208,8 +208,8 @@ extern "C" void polymux_rotate_write(const float* merged, int64_t tokens, int64_
         float normed[256];
         const float* token = merged + t * width;
         const int64_t position = positions[t];
-        const float* row_cos = cos + position * dim;
-        const float* row_sin = sin + position * dim;
+        const float* row_cos = cos + turns[t] * dim;
+        const float* row_sin = sin + turns[t] * dim;
         for (int64_t h = 0; h < heads; ++h) {
             const float* head = token + h * dim;
             if (query_norm) normalize(head, query_norm, query_eps, dim, normed), head = normed;

@@ -29,7 +29,7 @@ _SIGNATURES = {
         (
             *(_POINTER, _SIZE, _SIZE),  # merged, tokens, heads
             *(_POINTER, _FLOAT, _POINTER, _FLOAT),  # norms of queries and keys
-            *(_POINTER, _POINTER, _POINTER),  # cosines, sines, positions
+            *(_POINTER, _POINTER, _POINTER, _POINTER),  # cosines, sines, their rows, positions
             *(*_CACHE, _POINTER, _SIZE, _POINTER),  # cache, tables, columns, slots
             *(_POINTER, _INT),  # query, threads
         ),
@@ -89,11 +89,12 @@ class CpuKernels:
         heads: int,
         norms: tuple[Norm, Norm] | None,
         table: Tensor,
+        turns: Tensor,
         cache: Tensor,
         batch: PagedBatch,
     ) -> Tensor:
         """From (T, heads + 2 kv heads, dim): queries (T, heads, dim), normed and rotated; keys and values go into
-        one layer's `cache`. `table` holds cosines and sines, (2, positions, dim)."""
+        one layer's `cache`. `table` holds cosines and sines, (2, positions, dim), `turns` (T,) each token's row."""
         tokens, _, dim = merged.shape
         query = merged.new_empty(tokens, heads, dim)
         query_norm, key_norm = norms or (None, None)
@@ -107,6 +108,7 @@ class CpuKernels:
             0.0 if key_norm is None else key_norm.eps,
             table.data_ptr(),
             table.data_ptr() + table.stride(0) * 4,
+            turns.data_ptr(),
             batch.positions.data_ptr(),
             *_describe(cache),
             batch.tables.data_ptr(),

@@ -54,6 +54,6 @@ class NativeOperations(Operations):
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm, layer.k_norm)
         cache = context.cache[:, index]
-        table = layer.rotary.table
-        query = self._kernels.rotate_write(merged.contiguous(), heads, norms, table, cache, context.batch)
+        turning = layer.rotary.find(positions)
+        query = self._kernels.rotate_write(merged.contiguous(), heads, norms, *turning, cache, context.batch)
         return context.backend.paged(query, cache, context.batch, layer.options)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
+from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.attention import AttentionOptions, PackedContext
 from polymux.core.compute.body import TransformersBody
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast.decoder import FastBackbone, FastDecoder, FastLayer
-from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_tables
+from polymux.core.compute.fast.layers import MakeLinear, build_mlp, merge, rotary_axes, rotary_tables
 from polymux.core.compute.fast.operations import RotaryTable, choose_operations
 from polymux.core.compute.fast.proof import prove
 from polymux.core.compute.fast.structure import LayerParts, Norm, Unfamiliar, find_backbone, read_layers, read_norm
@@ -41,7 +42,7 @@ def accelerate(
     """
     model, shape = reference.model, reference.shape
     try:
-        sketch = _read(model, reference.forward, shape, positions)
+        sketch = _read(model, reference.forward, shape, positions, reference.inlay)
         fast = _assemble(model, shape, sketch, None)
         _prove(model, reference.forward, sketch, fast.forward)
         if make is not None:
@@ -49,6 +50,7 @@ def accelerate(
             fast = _assemble(model, shape, sketch, make)
         if adapters is not None:
             fast.adapt(adapters, sketch.layers)
+        fast.inlay = reference.inlay
         return fast
     except Unfamiliar as reason:
         log.warning("%s runs on the reference tier: %s", type(model).__name__, reason)
@@ -109,20 +111,32 @@ class Recorder(PackedContext):
         return super().attend(layer, query, key, value, options)
 
 
-def check_batch(vocabulary: int, device: torch.device) -> TokenBatch:
-    """Two rows of random tokens; what it is run with is a `Recorder`."""
+def check_batch(model: nn.Module, vocabulary: int, axes: int = 1, inlay: CacheSpec | None = None) -> TokenBatch:
+    """Two rows of random tokens; what it is run with is a `Recorder`. Where pictures may stand, also the places of
+    some vectors, and positions of its own on each axis."""
+    device = device_of(model)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (sum(CHECK_ROWS),), generator=generator).to(device)
-    places = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
+    positions = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
+    if axes > 1:
+        positions = torch.stack([positions, *(positions // (2 + axis) + axis for axis in range(1, axes))])
     starts = [0, CHECK_ROWS[0], sum(CHECK_ROWS)]
     everything = torch.arange(len(ids), device=device)
-    return TokenBatch(ids, places, everything, everything, Recorder(starts))
+    batch = TokenBatch(ids, positions, everything, everything, Recorder(starts))
+    if inlay is not None:
+        batch.places = torch.arange(CHECK_ROWS[0] + 1, CHECK_ROWS[0] + 4, device=device)
+        scale = model.get_input_embeddings().weight[ids].float().std().item()
+        vectors = torch.randn(3, inlay.shape[-1], generator=generator) * scale
+        batch.vectors = vectors.to(device, inlay.dtype)
+    return batch
 
 
-def _read(model: nn.Module, run: Run, shape: TokenShape, positions: int | None) -> _Sketch:
+def _read(
+    model: nn.Module, run: Run, shape: TokenShape, positions: int | None, inlay: CacheSpec | None = None
+) -> _Sketch:
     backbone = find_backbone(model)
     layers = read_layers(model)
-    batch = check_batch(shape.vocabulary, device_of(model))
+    batch = check_batch(model, shape.vocabulary, shape.axes, inlay)
     with torch.inference_mode():
         expected = run(batch).float()
     recorder = batch.context
@@ -133,7 +147,8 @@ def _read(model: nn.Module, run: Run, shape: TokenShape, positions: int | None) 
     tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):
         raise Unfamiliar("only a part of each head is rotated")
-    rotary = {kind: RotaryTable(table) for kind, table in tables.items()}
+    axes = rotary_axes(backbone.rotary_emb, shape.axes, example) if shape.axes > 1 else None
+    rotary = {kind: RotaryTable(table, axes) for kind, table in tables.items()}
     return _Sketch(layers, dict(recorder.options), rotary, read_norm(backbone.norm), batch, expected)
 
 

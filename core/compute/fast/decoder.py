@@ -51,8 +51,16 @@ class FastBackbone:
         self.norm = norm
         self.operations = operations
 
-    def run(self, x: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Embeddings (T, d) to normalised hidden states (T, d)."""
+    def run(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        places: Tensor | None = None,
+        later: tuple[Tensor, ...] = (),
+    ) -> Tensor:
+        """Embeddings (T, d) to normalised hidden states (T, d). `later`: what is added at `places` behind each of the
+        first layers."""
         operations = self.operations
         heads, kv_heads, dim = self.heads, self.shape.kv_heads, self.shape.head_dim
         residual = x.contiguous()
@@ -66,6 +74,8 @@ class FastBackbone:
             x = layer.mlp(x, operations)
             if layer.mlp_out_norm is not None:
                 x = operations.norm(x, layer.mlp_out_norm)
+            if index < len(later) and places is not None:
+                x = x.index_add(0, places, later[index].to(x.dtype))
             following = self.layers[index + 1].input_norm if index + 1 < len(self.layers) else self.norm
             x, residual = operations.add_norm(x, residual, following)
         return x
@@ -107,7 +117,9 @@ class FastDecoder(FastBackbone, TokenModel):
     def forward(self, batch: TokenBatch) -> Tensor:
         if self.adapters is not None:
             self.adapters.launch.tokens = batch.adapted
-        hidden = self.run(batch.embed(self.embed), batch.positions, batch.context)
+        embedded = batch.embed(self.embed)
+        later = batch.split_layers(embedded.shape[1])
+        hidden = self.run(embedded, batch.positions, batch.context, batch.places, later)
         logits = self.head(hidden[batch.sampled])
         if self.final_softcap is not None:
             logits = self.final_softcap * torch.tanh(logits / self.final_softcap)

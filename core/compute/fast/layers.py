@@ -112,3 +112,20 @@ def rotary_tables(rotary: nn.Module, kinds: set[str | None], length: int, like: 
         cos, sin = rotary(like, positions, kind) if takes_kind else rotary(like, positions)
         tables[kind] = torch.stack([cos[0], sin[0]])
     return tables
+
+
+def rotary_axes(rotary: nn.Module, axes: int, like: Tensor) -> Tensor:
+    """(dim,) int64: which of the `axes` positions of a token turns each dimension, found by moving one at a time.
+
+    Raises `Unfamiliar` when the positions do not share the dimensions among themselves.
+    """
+    still = torch.zeros(axes, 1, 1, dtype=torch.int64, device=like.device)
+    moved = []
+    for axis in range(axes):
+        positions = still.clone()
+        positions[axis] = 1
+        moved.append(rotary(like, positions)[1].flatten() != 0)
+    turns = torch.stack(moved)
+    if not bool((turns.sum(dim=0) == 1).all()):
+        raise Unfamiliar("its rotary embedding mixes the positions of a token")
+    return turns.to(torch.int64).argmax(dim=0)

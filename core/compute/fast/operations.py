@@ -10,6 +10,7 @@ from torch.nn.functional import rms_norm
 
 from polymux.core.compute.attention import AttentionContext
 from polymux.core.compute.fast.structure import Norm
+from polymux.core.errors import InternalError
 
 if TYPE_CHECKING:
     from polymux.core.compute.fast.decoder import FastLayer
@@ -48,7 +49,10 @@ class Operations:
         positions: Tensor,
         context: AttentionContext,
     ) -> Tensor:
-        """From the merged projection (T, heads + 2 kv heads, dim), over norms and rotary, to (T, heads, dim)."""
+        """From the merged projection (T, heads + 2 kv heads, dim), over norms and rotary, to (T, heads, dim).
+
+        `positions` are what rotary turns by: (T,), or (axes, T).
+        """
         rotated, value = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             parts = rotated.split([heads, kv_heads], dim=1)
@@ -67,17 +71,37 @@ class Operations:
 
 
 class RotaryTable:
-    """Cosines and sines of every position, (2, positions, dim); the rows of one launch are looked up once."""
+    """Cosines and sines of every position, (2, positions, dim); the rows of one launch are looked up once.
 
-    def __init__(self, table: Tensor) -> None:
+    `axes`, (dim,) int64, is for models whose tokens stand at several positions at once (time, height, width): which
+    of them turns each dimension.
+    """
+
+    def __init__(self, table: Tensor, axes: Tensor | None = None) -> None:
         self.table = table
+        self.axes = axes
         self._positions: Tensor | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
         self._rows: tuple[Tensor, Tensor] | None = None
+
+    def find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """A table and which of its rows each token has, (T,) int64. Positions are (T,) or (axes, T)."""
+        if positions.dim() == 1:
+            return self.table, positions
+        if self._found is None or self._positions is not positions:
+            if self.axes is None:
+                raise InternalError("positions of several axes were given to a model that has one")
+            chosen = positions[self.axes].T
+            table = torch.stack([self.table[0].gather(0, chosen), self.table[1].gather(0, chosen)])
+            self._positions, self._rows = positions, None
+            self._found = table, torch.arange(positions.shape[1], device=positions.device)
+        return self._found
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(T, 1, dim) cosines and sines."""
+        table, rows = self.find(positions)
         if self._rows is None or self._positions is not positions:
-            cos, sin = self.table[:, positions]
+            cos, sin = table[:, rows]
             self._positions, self._rows = positions, (cos[:, None], sin[:, None])
         return self._rows
 

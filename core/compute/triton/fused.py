@@ -96,6 +96,7 @@ def _rotate_write(
     cache,
     cosines,
     sines,
+    turns,
     q_weight,
     k_weight,
     tables,
@@ -131,8 +132,9 @@ def _rotate_write(
             scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + eps)
             first = first * scale * tl.load(weight + half, mask, other=0.0).to(tl.float32)
             second = second * scale * tl.load(weight + DIM // 2 + half, mask, other=0.0).to(tl.float32)
-        cos = tl.load(cosines + position * DIM + half, mask, other=0.0).to(tl.float32)
-        sin = tl.load(sines + position * DIM + half, mask, other=0.0).to(tl.float32)
+        turn = tl.load(turns + token) * DIM
+        cos = tl.load(cosines + turn + half, mask, other=0.0).to(tl.float32)
+        sin = tl.load(sines + turn + half, mask, other=0.0).to(tl.float32)
         turned = first * cos - second * sin
         second = second * cos + first * sin
         first = turned
@@ -153,7 +155,7 @@ def rotate_write(
     merged: Tensor,
     heads: int,
     kv_heads: int,
-    rotary: Tensor,
+    turning: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor, float] | None,
     cache: Tensor,
     batch: PagedBatch,
@@ -161,10 +163,12 @@ def rotate_write(
     """From the merged projection (T, heads + 2 kv heads, dim): norms and rotary on queries and keys; keys and values
     go to their blocks of `cache` (blocks, 2, block, kv heads, dim); the queries, (T, heads, dim), are returned.
 
-    `rotary` is (2, positions, dim); `norms` holds the weights for queries and keys, and their epsilon.
+    `turning` is a table of cosines and sines, (2, rows, dim), and each token's row; `norms` holds the weights for
+    queries and keys, and their epsilon.
     """
     tokens, _, dim = merged.shape
     query = merged.new_empty(tokens, heads, dim)
+    rotary, turns = turning
     q_weight, k_weight, eps = norms if norms is not None else (merged, merged, 0.0)
     _rotate_write[(tokens, heads + 2 * kv_heads)](
         merged,
@@ -172,6 +176,7 @@ def rotate_write(
         cache,
         rotary[0],
         rotary[1],
+        turns,
         q_weight,
         k_weight,
         batch.tables,

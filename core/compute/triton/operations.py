@@ -64,5 +64,6 @@ class TritonOperations(Operations):
         if not isinstance(context.backend, TritonAttention):
             return super().attend(index, layer, merged, heads, kv_heads, positions, context)
         cache = context.cache[:, index]
-        query = rotate_write(merged, heads, kv_heads, layer.rotary.table, norms, cache, context.batch)
+        turning = layer.rotary.find(positions)
+        query = rotate_write(merged, heads, kv_heads, turning, norms, cache, context.batch)
         return context.backend.paged(query, cache, context.batch, layer.options)
