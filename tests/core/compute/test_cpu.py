@@ -21,7 +21,7 @@ from polymux.core.compute.cpu.kernels import CpuKernels, load_cpu_kernels
 from polymux.core.compute.cpu.operations import NativeOperations
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast import FastDecoder, accelerate
-from polymux.core.compute.fast.operations import Operations, choose_operations
+from polymux.core.compute.fast.operations import Operations, RotaryTable, choose_operations
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.int8 import Int8Linear
 from polymux.core.compute.sdpa import SdpaAttention
@@ -120,8 +120,10 @@ def test_paged_attention_is_the_references(
     )
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotated_keys_and_values_reach_their_blocks(operations: NativeOperations, normed: bool) -> None:
+def test_rotated_keys_and_values_reach_their_blocks(operations: NativeOperations, normed: bool, several: bool) -> None:
+    """Also where tokens stand at several positions at once, which are not their places."""
     heads, kv_heads, dim, block = 4, 2, 16, 4
     batch = make_batch([1, 9, 14], block, [1, 4, 7])
     merged = torch.randn(12, heads + 2 * kv_heads, dim)
@@ -131,17 +133,16 @@ def test_rotated_keys_and_values_reach_their_blocks(operations: NativeOperations
     class Layer:
         q_norm, k_norm = norms
         options = AttentionOptions(dim**-0.5)
+        rotary = RotaryTable(table, torch.arange(dim) % 3)
 
-        class rotary:
-            pass
-
-    Layer.rotary.table = table
-    Layer.rotary.at = lambda positions: tuple(part[:, None] for part in table[:, positions])
     outcomes = []
     for steps, backend in ((Operations(), SdpaAttention()), (operations, NativeAttention())):
         cache = torch.zeros(batch.tables.numel(), 2, 2, block, kv_heads, dim)
         context = PagedContext(backend, cache, batch)
-        out = steps.attend(1, Layer, merged, heads, kv_heads, batch.positions, context)  # type: ignore[arg-type]
+        turns = (
+            torch.stack([batch.positions, batch.positions // 2, batch.positions // 3]) if several else batch.positions
+        )
+        out = steps.attend(1, Layer, merged, heads, kv_heads, turns, context)  # type: ignore[arg-type]
         outcomes.append((out, cache))
     for expected, found in zip(*outcomes):
         assert_close(found, expected)
