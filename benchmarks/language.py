@@ -24,12 +24,12 @@ from polymux.core.compute.load import load_decoder
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.wire import pack
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.models import resolve
 from polymux.core.plugins import load_plugins
 from polymux.core.tasks import Embed, Sampling
 from polymux.core.vocabulary import NamedModel, Submit, Tokens
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import GenerateWork
 
 WORDS = [
     "river",

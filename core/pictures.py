@@ -96,7 +96,7 @@ def _check_size(size: tuple[int, int], param: str) -> None:
         raise InvalidRequest(f"{param} has no pixels.", param=param)
     if width * height > MOST_PIXELS or max(size) > LONGEST_SIDE:
         raise InvalidRequest(
-            f"{param} is {width}x{height}; at most {MOST_PIXELS} pixels and {LONGEST_SIDE} a side are read.", param=param
+            f"{param} is {width}x{height}; at most {MOST_PIXELS} pixels, {LONGEST_SIDE} a side, are read.", param=param
         )
 
 

@@ -99,7 +99,7 @@ def test_core_gateway_and_modalities_are_never_top_level():
         "polymux.core.assembly",
         "polymux.gateway.command",
         "polymux.gateway.app",
-        "polymux.modalities.llm.front",
+        "polymux.core.generation.front",
         "polymux.modalities.asr.front",
         "polymux_hibari.front",
     ],

@@ -31,6 +31,8 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.load import prepare_body
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Sampling, Vector
 from polymux.core.testing.denoising import (
@@ -52,8 +54,8 @@ from polymux.modalities.asr.whisper import WhisperDecoder, WhisperEncoder, split
 from polymux.modalities.asr.work import WINDOW, AudioChunk, TranscribeWork, WindowText
 from polymux.modalities.diffusion import flux
 from polymux.modalities.llm.embedder import TextEmbedder
-from polymux.modalities.llm.program import EmbeddingProgram, GenerationProgram
-from polymux.modalities.llm.work import VECTOR, EmbedWork, GenerateWork
+from polymux.modalities.llm.program import EmbeddingProgram
+from polymux.modalities.llm.work import VECTOR, EmbedWork
 from polymux.modalities.vision.program import LookProgram
 from polymux.modalities.vision.split import split_model
 from polymux.modalities.vision.work import Item, LookWork

@@ -15,12 +15,14 @@ from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.load import prepare_body
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.ownership import watch_forwards
 from polymux.core.testing.tiny import build, tiny_bert, tiny_llama
 from polymux.modalities.llm.embedder import TextEmbedder
-from polymux.modalities.llm.program import EmbeddingProgram, GenerationProgram
-from polymux.modalities.llm.work import EmbedWork, GenerateWork
+from polymux.modalities.llm.program import EmbeddingProgram
+from polymux.modalities.llm.work import EmbedWork
 
 ROOT = Path(__file__).parent.parent
 

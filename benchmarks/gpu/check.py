@@ -16,11 +16,11 @@ from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.wire import pack
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.tasks import Sampling
 from polymux.core.testing.tiny import DECODERS, build
 from polymux.core.vocabulary import Failed, Submit, Tokens
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import GenerateWork
 
 
 def tiny_moe() -> torch.nn.Module:

@@ -8,8 +8,8 @@ from pathlib import Path
 import tokenizers
 import torch
 from safetensors.torch import save_file
-from tokenizers import decoders, models
 from shapes import build_model
+from tokenizers import decoders, models
 
 SHARD_BYTES = 4 << 30
 

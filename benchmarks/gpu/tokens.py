@@ -29,10 +29,10 @@ from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.wire import pack
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.tasks import Sampling
 from polymux.core.vocabulary import Failed, Submit, Tokens
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import GenerateWork
 
 PEER = "vLLM 0.26.0, best of its runs on the same kind of card"
 PEER_FIGURES = {

@@ -6,36 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from polymux.core.batch.encode import EncodeRow, EncodeStage
-from polymux.core.batch.oneshot import OneShotModel
+from polymux.core.batch.encode import ContentStage, EncodeRow
 from polymux.core.cache.arena import fit_stride
 from polymux.core.cache.holding import Holding
 from polymux.core.compute.adapters import AdapterFiles, AdapterSet
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import ConfigError, InternalError, ModelError
+from polymux.core.errors import ConfigError, InternalError, ModelError, PolymuxError
 
 
-class AdapterReader(OneShotModel):
-    """The "pass" over an adapter's name: its file's content goes into its block."""
-
-    def __init__(self, adapters: AdapterSet) -> None:
-        self.adapters = adapters
-        self.slab = adapters.spec
-
-    def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Any]:
-        for name, block in zip(items, slabs, strict=True):
-            self.adapters.write(name, block)
-        return items
-
-
-class AdapterStage(EncodeStage):
+class AdapterStage(ContentStage):
     """Brings adapters into the arena, known by content. Raises `ConfigError` when not even one would fit."""
 
     def __init__(self, adapters: AdapterSet, site: Site) -> None:
-        super().__init__("adapters", AdapterReader(adapters), site, max_units=1)
+        super().__init__("adapters", adapters.spec, site, max_units=1)
+        self._adapters = adapters
         self._digests = {name: files.digest for name, files in adapters.by_name.items()}
         _, run = fit_stride(adapters.spec.nbytes, site.arena.superpage)
         if 2 * run > site.arena.total:
@@ -44,6 +29,12 @@ class AdapterStage(EncodeStage):
                 "room for one and for what it computes",
                 param="cache_bytes",
             )
+
+    def fill(self, items: list[Any], blocks: list[list[int]]) -> list[PolymuxError | None]:
+        """The "pass" over an adapter's name: its file's content goes into its block."""
+        for name, (block,) in zip(items, blocks, strict=True):
+            self._adapters.write(name, self.view[block])
+        return [None] * len(items)
 
     def digest(self, name: str) -> bytes:
         """Names the adapter's content. Raises `InternalError` for one that the front should not have let pass."""

@@ -44,11 +44,11 @@ class Encoder(ABC):
 class EncodeRow(Row):
     """Items by digest, each once. When it has ended, `holding` has the blocks of `digests`, in that order."""
 
-    def __init__(self, job: Job, items: dict[bytes, Any], blocks: dict[bytes, int]) -> None:
-        """`blocks`: how many each item's vectors fill (`EncodeStage.blocks`)."""
+    def __init__(self, job: Job, items: dict[bytes, Any], blocks: dict[bytes, int] | None = None) -> None:
+        """`blocks`: how many each item fills; None: one each."""
         super().__init__(job)
         self.items = items
-        self.sizes = blocks
+        self.sizes = dict.fromkeys(items, 1) if blocks is None else blocks
         self.order = list(items)
         """Known ones first, once the row is admitted."""
         self.digests = list(self.pieces())
@@ -94,21 +94,20 @@ def cut_digest(digest: bytes, blocks: int) -> list[bytes]:
     return [digest] if blocks == 1 else [digest + place.to_bytes(4, "little") for place in range(blocks)]
 
 
-class EncodeStage(Stage):
-    """Runs one encoder over the items of many rows. A unit is a block; items run whole."""
+class ContentStage(Stage):
+    """Makes what items are kept as, for many rows. A unit is a block; items run whole."""
 
-    def __init__(self, name: str, model: Encoder, site: Site, *, max_units: int, max_rows: int = 64) -> None:
+    def __init__(self, name: str, spec: CacheSpec, site: Site, *, max_units: int, max_rows: int = 64) -> None:
         self.name = name
-        self.model = model
         self.max_units = max_units
         self.max_rows = max_rows
-        self.cache = model.inlay
-        self._device = site.device
-        self._view = view_blocks(site.arena, model.inlay)
+        self.cache = spec
+        self.view = view_blocks(site.arena, spec)
+        """All blocks, to be written."""
 
-    def blocks(self, item: Any) -> int:
-        """How many blocks an item's vectors fill."""
-        return -(-self.model.count(item) // self.model.inlay.shape[0])
+    @abstractmethod
+    def fill(self, items: list[Any], blocks: list[list[int]]) -> list[PolymuxError | None]:
+        """Write what each item is kept as into its blocks; an error fails that item's row alone."""
 
     def want(self, row: Row) -> int:
         row = encode_row(row)
@@ -140,30 +139,13 @@ class EncodeStage(Stage):
             for row in [encode_row(grant.row)]
             for digest, place in row.between(grant.start, grant.start + grant.count)
         ]
+        items = [row.items[digest] for row, digest, _ in chosen]
+        blocks = [row.blocks[place : place + row.sizes[digest]] for row, digest, place in chosen]
         with torch.inference_mode():
-            results = self.model.forward([row.items[digest] for row, digest, _ in chosen])
-            if len(results) != len(chosen):
-                raise InternalError(f"stage {self.name} returned {len(results)} results for {len(chosen)} items")
-            self._keep([(row.blocks[place:], found) for (row, _, place), found in zip(chosen, results)])
-        return Ticket(plan, [found if isinstance(found, PolymuxError) else None for found in results])
-
-    def _keep(self, found: list[tuple[list[int], Tensor | PolymuxError]]) -> None:
-        """Write the vectors into their blocks."""
-        kept = [(blocks, vectors) for blocks, vectors in found if isinstance(vectors, Tensor)]
-        if not kept:
-            return
-        size = self.model.inlay.shape[0]
-        orders = [np.arange(len(vectors)) for _, vectors in kept]
-        sent = self._device.upload(
-            {
-                "blocks": np.concatenate(
-                    [np.asarray(blocks)[order // size] for (blocks, _), order in zip(kept, orders)]
-                ),
-                "offsets": np.concatenate([order % size for order in orders]),
-            }
-        )
-        vectors = torch.cat([vectors for _, vectors in kept]).to(self._view.dtype)
-        self._view[sent["blocks"], sent["offsets"]] = vectors
+            errors = self.fill(items, blocks)
+        if len(errors) != len(items):
+            raise InternalError(f"stage {self.name} returned {len(errors)} results for {len(items)} items")
+        return Ticket(plan, errors)
 
     def collect(self, ticket: Ticket) -> Outcomes:
         outcomes = Outcomes()
@@ -185,6 +167,38 @@ class EncodeStage(Stage):
     def _blame(row: EncodeRow, grant: Grant, results: Iterator[PolymuxError | None]) -> PolymuxError | None:
         errors = [next(results) for _ in row.between(grant.start, grant.start + grant.count)]
         return next((error for error in errors if error is not None), None)
+
+
+class EncodeStage(ContentStage):
+    """Runs one encoder over the items of many rows."""
+
+    def __init__(self, name: str, model: Encoder, site: Site, *, max_units: int, max_rows: int = 64) -> None:
+        super().__init__(name, model.inlay, site, max_units=max_units, max_rows=max_rows)
+        self.model = model
+        self._device = site.device
+
+    def blocks(self, item: Any) -> int:
+        """How many blocks an item's vectors fill."""
+        return -(-self.model.count(item) // self.model.inlay.shape[0])
+
+    def fill(self, items: list[Any], blocks: list[list[int]]) -> list[PolymuxError | None]:
+        results = self.model.forward(items)
+        self._keep([(each, found) for each, found in zip(blocks, results) if isinstance(found, Tensor)])
+        return [found if isinstance(found, PolymuxError) else None for found in results]
+
+    def _keep(self, kept: list[tuple[list[int], Tensor]]) -> None:
+        """Write vectors into their blocks."""
+        if not kept:
+            return
+        size = self.model.inlay.shape[0]
+        orders = [np.arange(len(vectors)) for _, vectors in kept]
+        sent = self._device.upload(
+            {
+                "blocks": np.concatenate([np.asarray(each)[order // size] for (each, _), order in zip(kept, orders)]),
+                "offsets": np.concatenate([order % size for order in orders]),
+            }
+        )
+        self.view[sent["blocks"], sent["offsets"]] = torch.cat([vectors for _, vectors in kept]).to(self.view.dtype)
 
 
 def encode_row(row: Row) -> EncodeRow:

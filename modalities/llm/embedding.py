@@ -9,13 +9,13 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.generation.limits import MAX_INPUTS, check_ids, read_longest_input, read_width
+from polymux.core.generation.spelling import spell_or_read
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Detokenize, Done, Embed, Tokenize, Vector
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
-from polymux.modalities.llm.limits import MAX_INPUTS, check_ids, read_longest_input, read_width
 from polymux.modalities.llm.modules import Prompts, read_modules, read_prompts
-from polymux.modalities.llm.spelling import spell_or_read
 from polymux.modalities.llm.work import EmbedWork
 
 if TYPE_CHECKING:

@@ -36,12 +36,12 @@ class TextGeneration(Pipeline):
         return decoder and reads_text_only(config) and not files.has("modules.json")
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
-        from polymux.modalities.llm.front import GenerateFront
+        from polymux.core.generation.front import GenerateFront
 
         return GenerateFront.load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-        from polymux.modalities.llm.program import load_generation
+        from polymux.core.generation.program import load_generation
 
         return load_generation(files, site, options)
 

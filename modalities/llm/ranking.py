@@ -9,12 +9,12 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.generation.limits import MAX_INPUTS, read_longest_input
+from polymux.core.generation.spelling import spell_or_read
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Detokenize, Done, Rank, Score, Tokenize
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
-from polymux.modalities.llm.limits import MAX_INPUTS, read_longest_input
-from polymux.modalities.llm.spelling import spell_or_read
 from polymux.modalities.llm.work import RankWork
 
 if TYPE_CHECKING:

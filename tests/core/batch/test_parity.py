@@ -24,11 +24,11 @@ from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.fast import FastDecoder, accelerate
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
 from polymux.core.tasks import Sampling
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import DECODERS, VOCABULARY, build
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import GenerateWork
 
 LONGEST = 12
 """New tokens of the longest answer."""

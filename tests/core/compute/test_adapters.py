@@ -23,12 +23,12 @@ from polymux.core.compute.int8 import Int8Linear
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.errors import ConfigError, ModelError
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import SCORES, GenerateWork, PromptScores
 from polymux.core.tasks import Sampling
 from polymux.core.testing.adapting import merge_adapter, write_adapter
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import DECODERS, build, tiny_llama
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import SCORES, GenerateWork, PromptScores
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = [5, 9, 14, 3, 60, 22, 41, 8] * 5

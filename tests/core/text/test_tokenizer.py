@@ -118,7 +118,7 @@ def test_the_text_package_needs_no_torch():
     """The gateway's processes import this; torch would cost them seconds and half a gigabyte."""
     code = (
         "import sys, polymux.core.text.template, polymux.core.text.detokenizer, polymux.core.text.stops\n"
-        "import polymux.modalities.llm.plugin, polymux.modalities.llm.front\n"
+        "import polymux.modalities.llm.plugin, polymux.core.generation.front\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -18,6 +18,9 @@ from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import LaggedCpu
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.front import GenerateFront
+from polymux.core.generation.guidance import GrammarStage
+from polymux.core.generation.program import GenerationProgram
 from polymux.core.service import Served, Service
 from polymux.core.testing import tokenizers
 from polymux.core.testing.engine import LocalEngine
@@ -26,9 +29,6 @@ from polymux.core.text.grammar import Grammars
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.gateway.app import create_app
-from polymux.modalities.llm.front import GenerateFront
-from polymux.modalities.llm.guidance import GrammarStage
-from polymux.modalities.llm.program import GenerationProgram
 
 CONTEXT = 2048
 

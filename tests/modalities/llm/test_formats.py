@@ -17,15 +17,15 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.guidance import GrammarStage
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork, Guidance, Thought
 from polymux.core.tasks import Format, Sampling
 from polymux.core.testing import tokenizers
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_llama
 from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.tokenizer import Tokenizer
-from polymux.modalities.llm.guidance import GrammarStage
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import GenerateWork, Guidance, Thought
 
 EOS = 1
 BEGIN, END = 2, 3

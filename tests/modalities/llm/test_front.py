@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from polymux.core.engine.wire import pack
 from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.generation.front import GenerateFront
+from polymux.core.generation.work import SCORES, GenerateWork, PromptScores
 from polymux.core.tasks import Chat, ChoiceEnded, Complete, Done, Embed, Sampling, TextDelta, Vector
 from polymux.core.testing import tokenizers as small
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Output, Receipt, Tokens
 from polymux.modalities.llm.embedding import EmbedFront
-from polymux.modalities.llm.front import GenerateFront
-from polymux.modalities.llm.work import SCORES, VECTOR, GenerateWork, PromptScores
+from polymux.modalities.llm.work import VECTOR
 
 TOKENIZER = Tokenizer(small.byte_level(), special_tokens={"eos_token": "<|im_end|>"})
 EOS = TOKENIZER.find("<|im_end|>")

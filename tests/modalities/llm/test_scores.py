@@ -14,11 +14,11 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import SCORES, GenerateWork, PromptScores
 from polymux.core.tasks import Sampling
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_llama
-from polymux.modalities.llm.program import GenerationProgram
-from polymux.modalities.llm.work import SCORES, GenerateWork, PromptScores
 
 RANDOM = Random(1)
 PROMPTS = [[RANDOM.randrange(3, VOCABULARY) for _ in range(length)] for length in (1, 2, 30, 45)]

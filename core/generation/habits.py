@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polymux.core.errors import InvalidRequest
+from polymux.core.generation.work import Guidance, Thought
 from polymux.core.tasks import Chat
 from polymux.core.text.calls import HERMES, MAX_TOOLS, CallFormat, CallReader, Tool, find_format, write_calls
 from polymux.core.text.grammar import Grammars, after_thought, write_grammar
@@ -13,7 +14,6 @@ from polymux.core.text.parts import PlainReader, Reader, ThoughtReader
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.text.toolprompt import introduce
-from polymux.modalities.llm.work import Guidance, Thought
 
 MARKS = (
     ("<think>", "</think>"),

@@ -13,6 +13,9 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InternalError
+from polymux.core.generation.choice import Choice
+from polymux.core.generation.habits import Manner
+from polymux.core.generation.work import SCORES, GenerateWork, PromptScores
 from polymux.core.pipeline import Presenter
 from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob
 from polymux.core.text.detokenizer import open_detokenizer
@@ -20,9 +23,6 @@ from polymux.core.text.parts import Part
 from polymux.core.text.stops import StopStrings
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Event, Output, Receipt, Tokens, Usage
-from polymux.modalities.llm.choice import Choice
-from polymux.modalities.llm.habits import Manner
-from polymux.modalities.llm.work import SCORES, GenerateWork, PromptScores
 
 LOWEST_LOGPROB = -9999.0
 """What is shown for a token that could not have been drawn: JSON has no infinity."""

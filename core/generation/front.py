@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from polymux.core.errors import ContextTooLong, InvalidRequest
+from polymux.core.generation.habits import Habits, Manner
+from polymux.core.generation.limits import MAX_INPUTS, check_ids, read_context
+from polymux.core.generation.presenter import GeneratePresenter, Telling
+from polymux.core.generation.spelling import spell, spell_or_read
+from polymux.core.generation.work import GenerateWork, Guidance
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Chat, Complete, Detokenize, Sampling, Tokenize
 from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
-from polymux.modalities.llm.habits import Habits, Manner
-from polymux.modalities.llm.limits import MAX_INPUTS, check_ids, read_context
-from polymux.modalities.llm.presenter import GeneratePresenter, Telling
-from polymux.modalities.llm.spelling import spell, spell_or_read
-from polymux.modalities.llm.work import GenerateWork, Guidance
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles

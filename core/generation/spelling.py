@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polymux.core.errors import InvalidRequest
+from polymux.core.generation.limits import check_ids
 from polymux.core.pipeline import Prepared
 from polymux.core.tasks import Detokenize, Detokenized, Done, Tokenize, Tokenized
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Receipt, Usage
-from polymux.modalities.llm.limits import check_ids
 
 
 def spell_or_read(tokenizer: Tokenizer, ask: Tokenize | Detokenize, longest: int, vocabulary: int) -> Prepared:

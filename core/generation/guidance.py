@@ -9,9 +9,9 @@ from torch import Tensor
 from polymux.core.batch.oneshot import OneShotModel, OneShotStage
 from polymux.core.engine.site import Site
 from polymux.core.errors import PolymuxError
+from polymux.core.generation.work import GenerateWork
 from polymux.core.text.grammar import Grammar, Grammars
 from polymux.core.text.guide import GrammarGuide, Guide, ThoughtGuide
-from polymux.modalities.llm.work import GenerateWork
 
 
 class GrammarCompiler(OneShotModel):
