@@ -58,7 +58,8 @@ def model_sources() -> list[ModelSource]:  # type: ignore[empty-body]
 def attention_backends() -> list[AttentionBackend]:  # type: ignore[empty-body]
     """Attention implementations; each says on which devices and shapes it can run, and is probed at start.
 
-    The first that refuses nothing is taken, a plugin's before core's own. Called in engines only: may import torch.
+    For rows that read blocks the first that refuses nothing is taken, a plugin's before core's own; for rows that see
+    only themselves the fastest, by a table that is measured and kept. Called in engines only: may import torch.
     """
 
 

@@ -32,13 +32,14 @@ def attention_backends() -> list[AttentionBackend]:
     import torch
 
     from polymux.core.compute.cpu.attention import NativeAttention
+    from polymux.core.compute.packed import PACKED_BACKENDS
 
     # triton comes with torch's CUDA builds; where it can do nothing it would cost two seconds and 150 MB
     if not torch.cuda.is_available() or find_spec("triton") is None:
-        return [NativeAttention()]
+        return [NativeAttention(), *PACKED_BACKENDS]
     from polymux.core.compute.triton.attention import TritonAttention
 
-    return [TritonAttention(), NativeAttention()]
+    return [TritonAttention(), NativeAttention(), *PACKED_BACKENDS]
 
 
 @hookimpl

@@ -31,9 +31,10 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 
 ATTENTION_PROBE = """
 import json
+from polymux.core.compute.packed.report import report_attention
 from polymux.core.plugins import load_plugins
 plugins = load_plugins({dirs!r}, {disable!r})
-print(json.dumps([backend.name for backend in plugins.attention_backends()]))
+print(json.dumps(report_attention(plugins.attention_backends(), measure={measure!r})))
 """
 
 
@@ -47,13 +48,17 @@ class Finding:
     advice: str = ""
 
 
-def examine(ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def examine(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the attention backends anew.")] = False,
+) -> None:
     """Check Python, torch, devices, plugins, cache and disk; exits with 1 when something is broken."""
     checks: tuple[Callable[[], Finding], ...] = (
         check_python,
         check_torch,
         check_torchaudio,
-        lambda: check_attention(ctx.obj.settings.plugins),
+        lambda: check_attention(ctx.obj.settings.plugins, measure),
         lambda: check_plugins(ctx.obj.plugins),
         check_cache,
         check_disk,
@@ -105,13 +110,15 @@ def explain_torchaudio(installed: str) -> str:
     )
 
 
-def check_attention(plugins: PluginSettings) -> Finding:
-    code = ATTENTION_PROBE.format(dirs=[str(folder) for folder in plugins.dirs], disable=list(plugins.disable))
+def check_attention(plugins: PluginSettings, measure: bool = False) -> Finding:
+    """Which backends serve this device, why the others do not, and the table of the fastest."""
+    dirs = [str(folder) for folder in plugins.dirs]
+    code = ATTENTION_PROBE.format(dirs=dirs, disable=list(plugins.disable), measure=measure)
     try:
-        names = json.loads(probe(code))
+        report = json.loads(probe(code))
     except ProbeFailed as error:
         return Finding("attention", "broken", str(error), "See torch above, and `polymux plugins`")
-    return Finding("attention", "ok", ", ".join([*names, "sdpa (reference)"]))
+    return Finding("attention", "ok", "\n".join([", ".join(report["serving"]), *report["refused"], *report["table"]]))
 
 
 def check_plugins(plugins: Plugins) -> Finding:

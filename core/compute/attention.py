@@ -115,9 +115,16 @@ class AttentionBackend(ABC):
     recordable = False
     """A launch may be recorded as a graph: its kernels look at nothing on the host."""
 
+    pages = True
+    """It reads blocks and slabs. One that does not serves rows that see only themselves."""
+
     @abstractmethod
     def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
         """Why it cannot serve such heads here, or None. Probed, never assumed from a version."""
+
+    def claims(self, options: AttentionOptions) -> bool:
+        """Whether it computes attention of this kind (window, soft cap, sinks) inside packed rows."""
+        return True
 
     @abstractmethod
     def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
@@ -184,16 +191,24 @@ AttentionContext = PackedContext | PagedContext
 def choose_attention(
     backends: Iterable[AttentionBackend], device: torch.device, dtype: torch.dtype, dim: int
 ) -> AttentionBackend:
-    """The first backend that does not refuse; the reference when none is offered."""
+    """The first backend that reads blocks and does not refuse; the reference when none is offered.
+
+    For rows that see only themselves, `packed.choose_packed` chooses by what is fastest.
+    """
     from polymux.core.compute.sdpa import SdpaAttention
 
     reasons = []
-    for backend in (*backends, SdpaAttention()):
-        try:
-            reason = backend.refuses(device, dtype, dim)
-        except Exception as error:  # a stranger's probe that breaks costs its backend, not every model
-            reason = f"its probe failed ({type(error).__name__}: {error})"
+    for backend in (*(backend for backend in backends if backend.pages), SdpaAttention()):
+        reason = explain_refusal(backend, device, dtype, dim)
         if reason is None:
             return backend
         reasons.append(f"{backend.name}: {reason}")
     raise ConfigError("no attention backend can serve this model: " + "; ".join(reasons))
+
+
+def explain_refusal(backend: AttentionBackend, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+    """Why a backend cannot serve such heads, or None; a stranger's probe that breaks costs its backend alone."""
+    try:
+        return backend.refuses(device, dtype, dim)
+    except Exception as error:
+        return f"its probe failed ({type(error).__name__}: {error})"

@@ -15,6 +15,7 @@ from polymux.core.cache.rules import StepCaching, open_rule
 from polymux.core.cache.stepcache import StepRule
 from polymux.core.compute.attention import AttentionBackend, choose_attention
 from polymux.core.compute.device import Device
+from polymux.core.compute.packed import choose_packed
 
 if TYPE_CHECKING:
     from polymux.core.compute.quantization import Quantizer
@@ -57,6 +58,10 @@ class Site:
     def attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:
         """The attention backend for heads of `dim` in `dtype` on this device."""
         return choose_attention(self.attention_backends, self.device.torch, dtype, dim)
+
+    def packed_attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:
+        """The same for rows that see only themselves: what is fastest here, where several can."""
+        return choose_packed(self.attention_backends, self.device.torch, dtype, dim)
 
     def step_rule(self, options: Mapping[str, Any]) -> StepRule | None:
         """The rule that a model's options ask for under `step_cache`. Raises `ConfigError`."""

@@ -62,7 +62,8 @@ class CrossEncoder(OneShotModel):
             setattr(model, prefix, self._finished)
         self._device = site.device
         heads = config.num_attention_heads
-        self._attention = site.attention(self.dtype, getattr(config, "head_dim", None) or config.hidden_size // heads)
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._attention = site.packed_attention(self.dtype, dim)
         self._typed = bool(getattr(config, "type_vocab_size", 0))
         averaged = getattr(config, "classifier_pooling", "cls") == "mean"
         self._pool = POOLS["last" if self._decoder else "mean" if averaged else "cls"]

@@ -46,7 +46,8 @@ class TextEmbedder(OneShotModel):
         self.dimensions: int = last[0].out_features if last else config.hidden_size * len(poolings)
         self._device = site.device
         heads = config.num_attention_heads
-        self._attention = site.attention(self.dtype, getattr(config, "head_dim", None) or config.hidden_size // heads)
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._attention = site.packed_attention(self.dtype, dim)
 
     @classmethod
     def load(

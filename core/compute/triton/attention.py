@@ -1,10 +1,9 @@
-"""Attention for CUDA: our own paged kernels, and torch's variable-length flash attention where nothing is cached."""
+"""Attention for CUDA in our own kernels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows, PagedBatch
 from polymux.core.compute.sdpa import SdpaAttention
@@ -30,17 +29,7 @@ class TritonAttention(AttentionBackend):
         return None
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
-        edges = rows.edges(query.device)
-        plain = options.softcap is None and options.sinks is None and options.window is None
-        if query.dtype == torch.float32 or not plain:
-            return attend_packed(query, key, value, edges, rows.longest, options)
-        group = query.shape[1] // key.shape[1]
-        if group > 1:
-            key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        window = (-1, 0) if options.causal else (-1, -1)
-        return varlen_attn(
-            query, key, value, edges, edges, rows.longest, rows.longest, scale=options.scale, window_size=window
-        )
+        return attend_packed(query, key, value, rows.edges(query.device), rows.longest, options)
 
     def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         singles = batch.singles
