@@ -209,6 +209,25 @@ class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Text as if it came before: names, spelling, style."""
     temperature: float = 0.0
     """0: the likeliest text, and draws at rising temperatures where that one cannot be trusted."""
+    hotwords: str = ""
+    """Words to expect, in every part of the recording."""
+    seek: bool = False
+    """Write down one part after another, each from where the last one's timestamps end; otherwise the recording is cut
+    where nobody speaks, and many parts are written down at once."""
+    remembers: bool = False
+    """With `seek`: what was said is the prompt of what follows."""
+    words: bool = False
+    """When each word is said is wanted."""
+    threshold: float | None = None
+    """How likely speech must be to count. None, here and below: the detector's default."""
+    silence: float | None = None
+    """Seconds of silence that end an utterance."""
+    padding: float | None = None
+    """Seconds that are kept before an utterance."""
+    beams: int = 1
+    """Texts that are kept at every token."""
+    best_of: int | None = None
+    """Texts that are drawn at a temperature above 0, the surest of which counts."""
 
 
 class Segment(msgspec.Struct):
@@ -225,6 +244,12 @@ class Segment(msgspec.Struct):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+
+
+class Reached(msgspec.Struct):
+    """How much of the recording is written down, in seconds from its start."""
+
+    seconds: float
 
 
 class Heard(msgspec.Struct):
@@ -430,8 +455,8 @@ EMBED = Task("embed", Embed, (Vector, Done))
 RANK = Task("rank", Rank, (Score, Done))
 TOKENIZE = Task("tokenize", Tokenize, (Tokenized, Done))
 DETOKENIZE = Task("detokenize", Detokenize, (Detokenized, Done))
-TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Heard, Done))
-TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Heard, Done))
+TRANSCRIBE = Task("transcribe", Transcribe, (TextDelta, Segment, Reached, Heard, Done))
+TRANSLATE = Task("translate", Transcribe, (TextDelta, Segment, Reached, Heard, Done))
 LISTEN = Task(
     "listen",
     Listen,

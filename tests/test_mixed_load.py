@@ -48,8 +48,11 @@ from polymux.core.testing.denoising import (
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit, release
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_idefics, tiny_llama, tiny_whisper
+from polymux.modalities.asr.activity import SpeechDetector, open_activity
+from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.utterances import Endpointing
 from polymux.modalities.asr.whisper import WhisperDecoder, WhisperEncoder, split_whisper
 from polymux.modalities.asr.work import WINDOW, AudioChunk, TranscribeWork, WindowText
 from polymux.modalities.diffusion import flux
@@ -150,7 +153,12 @@ def _whisper() -> tuple[WhisperEncoder, WhisperDecoder]:
 def load_transcription(site: Site) -> Program:
     encoder, decoder = _whisper()
     stages = OneShotStage("encode", encoder, site, max_units=4, max_rows=4), TokenStage("decode", decoder, site)
-    return TranscriptionProgram(*stages, encoder.samples, _TOKENS, "whisper")
+    activity = open_activity(SpeechDetector.load(site.device.torch), site)
+    return TranscriptionProgram(Hearing(*stages, _TOKENS, "whisper"), activity, encoder.samples)
+
+
+_ALWAYS = Endpointing(threshold=0.0)
+"""Noise is speech as well."""
 
 
 def recording(seed: int, seconds: float) -> AudioChunk:
@@ -166,9 +174,9 @@ TRANSCRIBE = Participant(
     "transcribe",
     load_transcription,
     [
-        Ask("transcribe", TranscribeWork(language="en"), [recording(1, 0.7)]),
-        Ask("translate", TranscribeWork(), [recording(2, 2.6)]),
-        Ask("transcribe", TranscribeWork(language="de", prompt=[87, 10, 11]), [recording(3, 1.0)]),
+        Ask("transcribe", TranscribeWork(language="en", endpointing=_ALWAYS), [recording(1, 0.7)]),
+        Ask("translate", TranscribeWork(endpointing=_ALWAYS), [recording(2, 2.6)]),
+        Ask("transcribe", TranscribeWork(language="de", prompt=[10, 11], seek=True), [recording(3, 1.4)]),
     ],
     read_transcription,
 )

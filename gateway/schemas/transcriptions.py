@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from polymux.core.tasks import Segment, Transcribe
@@ -26,15 +26,65 @@ class FormRequest(BaseModel):
     """Fields that may come several times."""
 
 
+class Chunking(FormRequest):
+    """How a recording is cut. A plain name stands for an object of that type."""
+
+    type: Literal["auto", "seek", "server_vad"]
+    threshold: float | None = Field(None, ge=0, le=1)
+    prefix_padding_ms: int | None = Field(None, ge=0, le=30_000)
+    silence_duration_ms: int | None = Field(None, ge=0, le=30_000)
+
+
+def _read_chunking(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+def _read_seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
 class TranslationRequest(FormRequest):
     file: File = Field(description="Any audio or video file; what it is, its content says.")
     model: str
     prompt: str | None = Field(None, description="Text as if it came before: names, spelling, style.")
     response_format: Format = "json"
-    temperature: float | None = Field(None, ge=0, le=1)
+    temperature: float | None = Field(
+        None, ge=0, le=1, description="0, the default: the likeliest text, with draws where that cannot be trusted."
+    )
+    hotwords: str | None = Field(None, description="Words to expect, in every part of the recording.")
+    beam_size: int | None = Field(None, ge=1, le=16, description="Texts kept at every token, at temperature 0.")
+    best_of: int | None = Field(None, ge=1, le=16, description="Texts drawn at a temperature, the surest counts.")
+    condition_on_previous_text: bool | None = Field(
+        None, description="One part after another, each with what was said as its prompt."
+    )
+    chunking_strategy: Annotated[Chunking, BeforeValidator(_read_chunking)] | None = Field(
+        None,
+        description="auto, the default: cut where nobody speaks. seek: one part after another, each from where the "
+        "last one's timestamps end. An object of type server_vad: as auto, with thresholds of its own.",
+    )
+
+    @model_validator(mode="after")
+    def _check_chunking(self) -> Self:
+        chunking = self.chunking_strategy
+        if self.condition_on_previous_text and chunking is not None and chunking.type != "seek":
+            raise ValueError("condition_on_previous_text needs chunking_strategy seek")
+        return self
 
     def ask(self) -> Transcribe:
-        return Transcribe(audio=self.file.path, prompt=self.prompt or "", temperature=self.temperature or 0.0)
+        chunking = self.chunking_strategy or Chunking(type="auto")
+        return Transcribe(
+            audio=self.file.path,
+            prompt=self.prompt or "",
+            temperature=self.temperature or 0.0,
+            hotwords=self.hotwords or "",
+            seek=chunking.type == "seek",
+            remembers=bool(self.condition_on_previous_text),
+            beams=self.beam_size or 1,
+            best_of=self.best_of,
+            threshold=chunking.threshold,
+            silence=_read_seconds(chunking.silence_duration_ms),
+            padding=_read_seconds(chunking.prefix_padding_ms),
+        )
 
 
 class TranscriptionRequest(TranslationRequest):
@@ -45,25 +95,22 @@ class TranscriptionRequest(TranslationRequest):
     timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
         None, description="Only with response_format verbose_json."
     )
-    chunking_strategy: Annotated[Any, only("auto", reason="only 'auto' is supported yet")] = Field(
-        None, description="auto: long files are cut where they are quiet, always."
-    )
     include: Annotated[Any, only(reason="logprobs are not supported yet")] = None
 
     @model_validator(mode="after")
     def _check_formats(self) -> Self:
         if self.stream and self.response_format not in ("json", "text"):
             raise ValueError("with stream, response_format must be json or text")
-        if self.timestamp_granularities:
-            if self.response_format != "verbose_json":
-                raise ValueError("timestamp_granularities needs response_format verbose_json")
-            if "word" in self.timestamp_granularities:
-                raise PydanticCustomError("unsupported_parameter", "word timestamps are not supported yet")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise ValueError("timestamp_granularities needs response_format verbose_json")
+        if "word" in (self.timestamp_granularities or ()):
+            raise PydanticCustomError("unsupported_parameter", "word timestamps are not supported yet")
         return self
 
     def ask(self) -> Transcribe:
         ask = super().ask()
         ask.language = self.language
+        ask.words = "word" in (self.timestamp_granularities or ())
         return ask
 
 

@@ -22,9 +22,8 @@ from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import ModelError
+from polymux.modalities.asr.utterances import FRAME
 
-FRAME = 512
-"""Samples at 16 kHz that one probability is about: 32 ms."""
 CONTEXT = 64
 """Samples before a frame that are seen with it."""
 WIDTH = 128

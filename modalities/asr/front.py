@@ -19,12 +19,14 @@ from polymux.modalities.asr.dictated import DictationPresenter
 from polymux.modalities.asr.languages import find_language
 from polymux.modalities.asr.presenter import TranscriptPresenter
 from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.utterances import Endpointing
 from polymux.modalities.asr.work import AudioChunk, ListenWork, TranscribeWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
 
 CHUNK_SECONDS = 30
+MOST_BEAMS = 16
 
 ENGLISH = {"en": -1}
 """What a model without language tokens knows."""
@@ -50,17 +52,29 @@ class TranscribeFront(Front):
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         """Reads the first half minute, so that a file that cannot be read is refused before any answer."""
         if isinstance(ask, Listen):
-            return Prepared(ListenWork(language=self._find(ask), prompt=self._read_prompt(ask.prompt), turns=ask.turns))
+            return Prepared(ListenWork(language=self._find(ask), prompt=self._spell(ask.prompt, "prompt"), turns=ask.turns))
         if not isinstance(ask, Transcribe):
             raise InvalidRequest(f"This model does not serve {task}.")
         if task == "translate" and not self.tokens.multilingual:
             raise InvalidRequest("this model knows English alone and cannot translate into it", param="model")
-        if not (math.isfinite(ask.temperature) and 0.0 <= ask.temperature <= 1.0):
-            raise InvalidRequest("temperature must be from 0 to 1", param="temperature")
+        check_options(ask)
+        hotwords, prompt = self._read_told(ask)
+        defaults = Endpointing()
         work = TranscribeWork(
             language=self._find(ask),
-            prompt=self._read_prompt(ask.prompt),
+            prompt=prompt,
+            hotwords=hotwords,
             temperature=ask.temperature,
+            seek=ask.seek or ask.remembers,
+            remembers=ask.remembers,
+            words=ask.words,
+            endpointing=Endpointing(
+                threshold=defaults.threshold if ask.threshold is None else ask.threshold,
+                silence=defaults.silence if ask.silence is None else ask.silence,
+                padding=defaults.padding if ask.padding is None else ask.padding,
+            ),
+            beams=ask.beams,
+            best_of=ask.best_of,
         )
         chunks = gather_chunks(read_audio(ask.audio), CHUNK_SECONDS * RATE)
         return Prepared(work, messages=itertools.chain([next(chunks)], chunks))
@@ -76,16 +90,36 @@ class TranscribeFront(Front):
     def _find(self, ask: Transcribe | Listen) -> str | None:
         return None if ask.language is None else find_language(ask.language, self.tokens.languages or ENGLISH)
 
-    def _read_prompt(self, prompt: str) -> list[int]:
-        """The end of the prompt, as much as was trained: half the context less what the answer begins with."""
-        words = prompt.strip()
-        if not words:
-            return []
+    def _read_told(self, ask: Transcribe) -> tuple[list[int], list[int]]:
+        """Hotwords and the end of the prompt, as much as was trained: half the context less what the answer begins
+        with. Hotwords come first and take at most half of it."""
         room = self.context // 2 - 1
-        ids = self.tokenizer.encode(f" {words}", special=False)
+        hotwords = self._spell(ask.hotwords, "hotwords")[: room // 2]
+        room -= len(hotwords)
+        prompt = self._spell(ask.prompt, "prompt")
+        return hotwords, prompt[max(0, len(prompt) - room) :]
+
+    def _spell(self, text: str, name: str) -> list[int]:
+        words = text.strip()
+        ids = self.tokenizer.encode(f" {words}", special=False) if words else []
         if any(id >= self.tokens.end for id in ids):
-            raise InvalidRequest("prompt spells a special token of this model", param="prompt")
-        return [self.tokens.previous, *ids[-room:]]
+            raise InvalidRequest(f"{name} spells a special token of this model", param=name)
+        return ids
+
+
+def check_options(ask: Transcribe) -> None:
+    """Raises `InvalidRequest` for a number that is out of its range."""
+    ranges = {
+        "temperature": (ask.temperature, 0.0, 1.0),
+        "threshold": (ask.threshold, 0.0, 1.0),
+        "silence": (ask.silence, 0.0, 30.0),
+        "padding": (ask.padding, 0.0, 30.0),
+        "beam_size": (ask.beams, 1, MOST_BEAMS),
+        "best_of": (ask.best_of, 1, MOST_BEAMS),
+    }
+    for name, (value, low, high) in ranges.items():
+        if value is not None and not (math.isfinite(value) and low <= value <= high):
+            raise InvalidRequest(f"{name} must be from {low:g} to {high:g}", param=name)
 
 
 def gather_chunks(pieces: Iterator[np.ndarray], count: int) -> Iterator[AudioChunk]:

@@ -9,14 +9,14 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.pipeline import Presenter
-from polymux.core.tasks import Done, Heard, Segment, TextDelta
+from polymux.core.tasks import Done, Heard, Reached, Segment, TextDelta
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
 from polymux.modalities.asr.audio import RATE
 from polymux.modalities.asr.fallback import measure_repetition
 from polymux.modalities.asr.languages import name_language
 from polymux.modalities.asr.tokens import STAMP_SECONDS, SpeechTokens
-from polymux.modalities.asr.work import HEARD, WINDOW, WindowText
+from polymux.modalities.asr.work import HEARD, REACHED, WINDOW, WindowText
 
 SHORTEST = 0.02
 """Seconds; no segment ends where it begins."""
@@ -44,6 +44,8 @@ class TranscriptPresenter(Presenter):
         match event:
             case Output(kind=kind, body=body) if kind == WINDOW:
                 return list(self._tell(unpack(body, WindowText)))
+            case Output(kind=kind, body=body) if kind == REACHED:
+                return [unpack(body, Reached)]
             case Output(kind=kind, body=body) if kind == HEARD:
                 heard = unpack(body, Heard)
                 self._seconds = heard.seconds

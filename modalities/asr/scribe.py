@@ -268,6 +268,6 @@ class Scribe:
 
     def _prompt(self) -> list[int]:
         """What was said before, as much of it as was trained."""
-        words = [*self._work.prompt[1:], *self._before]
+        words = [*self._work.prompt, *self._before]
         room = self._desk.decoder.model.shape.context // 2 - 1
         return [self._desk.tokens.previous, *words[-room:]] if words else []

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
-from polymux.modalities.asr.activity import FRAME
-from polymux.modalities.asr.audio import RATE
+RATE = 16_000
+FRAME = 512
+"""Samples that one probability is about: 32 ms."""
 
 HYSTERESIS = 0.15
 """How far below the threshold speech must fall to count as silence."""
 
 
-@dataclass(frozen=True)
-class Endpointing:
+class Endpointing(msgspec.Struct, frozen=True, omit_defaults=True):
     """When speech counts as begun and ended. Times are in seconds."""
 
     threshold: float = 0.5
@@ -54,6 +55,12 @@ class Utterances:
     def silence(self) -> int:
         """Samples since an utterance that may end was last heard; 0 while somebody speaks."""
         return 0 if self._quiet is None else self.position - self._quiet
+
+    @property
+    def earliest(self) -> int:
+        """No edge will have a smaller position."""
+        since = self.position if self._since is None else self._since
+        return max(self._floor, since - self._samples(self._settings.padding))
 
     def retune(self, endpointing: Endpointing) -> None:
         """What counts from here on."""

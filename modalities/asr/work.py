@@ -1,7 +1,8 @@
 """What crosses between the front and the engine.
 
 The recording follows the work as `AudioChunk`s, posted to the job's inbox in order; one with `last` ends it. Events of
-a job, in order: one `Output(kind="window", body=WindowText)` per window that holds speech, in the recording's order;
+a job, in order: one `Output(kind="window", body=WindowText)` per window that holds speech, in the recording's order,
+and after each window, with speech or not, `Output(kind="reached", body=tasks.Reached)`;
 `Output(kind="heard", body=tasks.Heard)` with the language's code; `Ended(receipt)`.
 """
 
@@ -11,8 +12,10 @@ import msgspec
 import numpy as np
 
 from polymux.core.tasks import Cleared, Committed, Listened, SpeechStarted, SpeechStopped, Turns, Uncommitted
+from polymux.modalities.asr.utterances import Endpointing
 
 WINDOW = "window"
+REACHED = "reached"
 HEARD = "heard"
 
 
@@ -22,8 +25,22 @@ class TranscribeWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     language: str | None = None
     """A code that the model knows; None: detect it."""
     prompt: list[int] = []
-    """What comes before <|startoftranscript|>; it leaves room for an answer."""
+    """Text as if it came before; with `hotwords` it leaves room for an answer."""
+    hotwords: list[int] = []
+    """Text that stands before what came before, in every window."""
     temperature: float = 0.0
+    seek: bool = False
+    """One window after another, each from where the last one's timestamps end; otherwise windows are cut where nobody
+    speaks, and many are decoded at once."""
+    remembers: bool = False
+    """With `seek`: what was said before a window is its prompt."""
+    words: bool = False
+    """When each word is said is wanted."""
+    endpointing: Endpointing = Endpointing()
+    beams: int = 1
+    """Above 1: at temperature 0, so many texts are kept at every token."""
+    best_of: int | None = None
+    """Texts drawn at a temperature above 0, the surest of which counts. None: the model's default."""
 
 
 class AudioChunk(msgspec.Struct):
@@ -43,6 +60,9 @@ class WindowText(msgspec.Struct, array_like=True):
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+    bounds: list[float] = []
+    """Seconds from the window's start, one more than there are text tokens: token k is said between bounds k and
+    k + 1. Empty where nobody asked for words."""
 
 
 class ListenWork(msgspec.Struct, kw_only=True, omit_defaults=True, tag="amend"):
@@ -51,7 +71,7 @@ class ListenWork(msgspec.Struct, kw_only=True, omit_defaults=True, tag="amend"):
     language: str | None = None
     """A code that the model knows; None: detect it, once per utterance."""
     prompt: list[int] = []
-    """What comes before <|startoftranscript|>; it leaves room for an answer."""
+    """Text as if it came before."""
     turns: Turns | None = None
 
 

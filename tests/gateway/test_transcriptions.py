@@ -96,10 +96,21 @@ async def test_plain_and_bracketed_names(client: httpx.AsyncClient, name: str) -
 async def test_fields_reach_the_task(client: httpx.AsyncClient, service: FakeService) -> None:
     await send(client, language="de", prompt="Grüße", temperature="0.5", chunking_strategy="auto")
     ask = service.opened[0].ask
-    assert (ask.language, ask.prompt, ask.temperature) == ("de", "Grüße", 0.5)
+    assert (ask.language, ask.prompt, ask.temperature, ask.seek) == ("de", "Grüße", 0.5, False)
     assert service.opened[0].task == "transcribe"
     await send(client, "/v1/audio/translations")
     assert service.opened[1].task == "translate"
+
+
+async def test_how_a_recording_is_cut_reaches_the_task(client: httpx.AsyncClient, service: FakeService) -> None:
+    chunking = {"type": "server_vad", "threshold": "0.4", "silence_duration_ms": "300", "prefix_padding_ms": "100"}
+    await send(client, **{f"chunking_strategy[{key}]": value for key, value in chunking.items()})
+    await send(client, condition_on_previous_text="true", hotwords="Polymux", beam_size="5", best_of="3")
+    await send(client, chunking_strategy="seek")
+    first, second, third = (opened.ask for opened in service.opened)
+    assert (first.threshold, first.silence, first.padding, first.seek) == (0.4, 0.3, 0.1, False)
+    assert (second.remembers, second.hotwords, second.beams, second.best_of) == (True, "Polymux", 5, 3)
+    assert (third.seek, third.remembers) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +121,11 @@ async def test_fields_reach_the_task(client: httpx.AsyncClient, service: FakeSer
         ({"temperature": "1.5"}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"stream": "maybe"}, "stream"),
-        ({"hotwords": "polymux"}, "hotwords"),
-        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+        ({"keywords": "polymux"}, "keywords"),
+        ({"beam_size": "0"}, "beam_size"),
+        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "2"}, "chunking_strategy.threshold"),
+        ({"chunking_strategy": "auto", "condition_on_previous_text": "true"}, None),
+        ({"chunking_strategy[type]": "semantic_vad"}, "chunking_strategy.type"),
         ({"include[]": ["logprobs"]}, "include"),
         ({"language": ["en", "de"]}, "language"),
         ({"stream": "true", "response_format": "srt"}, None),

@@ -15,17 +15,20 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.oneshot import OneShotModel, OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.device import Device
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
+from polymux.modalities.asr.activity import open_activity
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.features import LogMel
+from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.utterances import FRAME
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import AudioChunk, TranscribeWork
 
@@ -126,17 +129,28 @@ def drive(whisper) -> Callable[..., Driver]:
         values = {"max_rows": 6, "block": 4, "cache_bytes": 1 << 24, "superpage": 1 << 18, **settings}
         site = Site(device(), SiteSettings(**values))
         encoder, decoder = split_whisper(copy.deepcopy(whisper))
-        program = TranscriptionProgram(
+        hearing = Hearing(
             OneShotStage("encode", encoder, site, max_units=together, max_rows=together),
             TokenStage("decode", decoder, site),
-            encoder.samples,
             TOKENS,
             "tiny",
             fallback,
         )
+        program = TranscriptionProgram(hearing, open_activity(LoudnessDetector(), site), encoder.samples)
         return Driver(Loop(site, {"whisper": program}))
 
     return open_loop
+
+
+class LoudnessDetector(OneShotModel):
+    """Noise is no speech to a real detector: to this one whatever can be heard is."""
+
+    def forward(self, items, slabs):
+        def judge(item):
+            loud = np.abs(item.samples).reshape(-1, FRAME).max(axis=1) > 1e-4
+            return torch.from_numpy(np.concatenate([loud, np.zeros(item.state.size)]).astype(np.float32))
+
+        return [judge(item) for item in items]
 
 
 def make_sound(seed: int, seconds: float = 1.0) -> np.ndarray:

@@ -16,8 +16,8 @@ from polymux.core.engine.site import Site
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Embed, Vector
 from polymux.core.testing.drive import Driver
-from polymux.modalities.asr.activity import FRAME, Listener, SpeechDetector, open_activity
-from polymux.modalities.asr.utterances import Edge, Endpointing, Utterances
+from polymux.modalities.asr.activity import Listener, SpeechDetector, open_activity
+from polymux.modalities.asr.utterances import FRAME, Edge, Endpointing, Utterances
 
 RATE = 16_000
 

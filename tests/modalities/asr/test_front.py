@@ -45,6 +45,10 @@ def test_a_language_by_code_or_name(language):
         ("translate", {}, ENGLISH, "model"),
         ("transcribe", {"temperature": float("nan")}, MANY, "temperature"),
         ("transcribe", {"temperature": -0.1}, MANY, "temperature"),
+        ("transcribe", {"threshold": 1.1}, MANY, "threshold"),
+        ("transcribe", {"silence": float("inf")}, MANY, "silence"),
+        ("transcribe", {"beams": 0}, MANY, "beam_size"),
+        ("transcribe", {"best_of": 1_000}, MANY, "best_of"),
         ("transcribe", {"audio": b"no sound"}, MANY, "file"),
         ("transcribe", {"audio": "/nowhere/at/all.wav"}, MANY, "file"),
     ],
@@ -59,9 +63,13 @@ def test_what_the_model_cannot_do_is_refused(task, ask, tokens, param):
 def test_a_long_prompt_keeps_its_end_and_leaves_room_for_the_answer():
     front = open_front()
     prompt = front.prepare("transcribe", Transcribe(audio=SOUND, prompt="never " * 50 + "the end")).work.prompt
-    assert prompt[0] == MANY.previous
-    assert len(prompt) == CONTEXT // 2
-    assert front.tokenizer.decode(prompt[1:]).endswith("the end")
+    assert len(prompt) == CONTEXT // 2 - 1
+    assert front.tokenizer.decode(prompt).endswith("the end")
+    both = Transcribe(audio=SOUND, prompt="never " * 50 + "the end", hotwords="Polymux " * 50)
+    work = front.prepare("transcribe", both).work
+    assert len(work.hotwords) == (CONTEXT // 2 - 1) // 2
+    assert len(work.prompt) + len(work.hotwords) == CONTEXT // 2 - 1
+    assert front.tokenizer.decode(work.prompt).endswith("the end")
     assert front.prepare("transcribe", Transcribe(audio=SOUND, prompt=" \n")).work.prompt == []
 
 

@@ -9,11 +9,18 @@ import pytest
 
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.tasks import Heard
-from polymux.modalities.asr.windows import Cutter
+from polymux.modalities.asr.utterances import FRAME, Endpointing
+from polymux.modalities.asr.windows import SpeechCutter, Window
 from polymux.modalities.asr.work import AudioChunk, TranscribeWork, WindowText
 
 both_devices = pytest.mark.parametrize("device", [Device, LaggedCpu])
 """Results at once, and one launch late."""
+
+
+def cut(samples: np.ndarray) -> list[Window]:
+    """The windows of a recording in which nobody is ever silent."""
+    speech = np.ones(-(-len(samples) // FRAME))
+    return list(SpeechCutter(16_000, Endpointing()).push(samples, speech, last=True))
 
 
 def texts(driver, job):
@@ -64,7 +71,7 @@ def test_a_long_recording_is_its_windows(device, drive, transcribe, sound, refer
     driver = drive(device)
     transcribe(driver, "long", samples, language="en")
     driver.finish()
-    windows = list(Cutter(16_000).push(samples, last=True))
+    windows = cut(samples)
     found = texts(driver, "long")
     assert [window.start for window in windows] == [text.start for text in found]
     assert sum(text.count for text in found) == len(samples)
@@ -88,20 +95,22 @@ def test_the_language_is_the_likeliest_after_the_start(drive, transcribe, sound,
 
 
 def test_the_prompt_comes_before_the_start(drive, transcribe, sound, reference):
-    prompt = [87, 10, 11, 12]
     driver = drive()
-    transcribe(driver, "one", sound(1), language="en", prompt=prompt)
+    transcribe(driver, "one", sound(1), language="en", prompt=[10, 11, 12])
+    transcribe(driver, "two", sound(1), language="en", prompt=[10, 11, 12], hotwords=[20, 21])
     driver.finish()
-    assert texts(driver, "one")[0].tokens == reference.generate(sound(1), [*prompt, 81, 82, 86])
+    assert texts(driver, "one")[0].tokens == reference.generate(sound(1), [87, 10, 11, 12, 81, 82, 86])
+    assert texts(driver, "two")[0].tokens == reference.generate(sound(1), [87, 20, 21, 10, 11, 12, 81, 82, 86])
 
 
 def test_silence_is_measured_where_the_decoder_starts(drive, transcribe, sound, reference):
     """The probability of <|nospeech|> before any rule, behind the prompt."""
-    for prompt in ([], [87, 10, 11]):
+    for prompt in ([], [10, 11]):
         driver = drive()
         transcribe(driver, "one", sound(2), language="de", prompt=prompt)
         driver.finish()
-        expected = math.exp(reference.logprobs(sound(2), [*prompt, 81])[88])
+        told = [87, *prompt] if prompt else []
+        expected = math.exp(reference.logprobs(sound(2), [*told, 81])[88])
         assert texts(driver, "one")[0].no_speech_prob == pytest.approx(expected, rel=1e-4)
 
 
@@ -139,7 +148,7 @@ def test_windows_wait_for_the_rest_of_the_upload(drive, sound):
         driver.run()
     driver.post("slow", AudioChunk(np.empty(0, np.float32), last=True))
     driver.finish()
-    whole = [window.start for window in Cutter(16_000).push(samples, last=True)]
+    whole = [window.start for window in cut(samples)]
     assert [text.start for text in texts(driver, "slow")] == whole
 
 
