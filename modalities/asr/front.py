@@ -52,7 +52,9 @@ class TranscribeFront(Front):
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         """Reads the first half minute, so that a file that cannot be read is refused before any answer."""
         if isinstance(ask, Listen):
-            return Prepared(ListenWork(language=self._find(ask), prompt=self._spell(ask.prompt, "prompt"), turns=ask.turns))
+            return Prepared(
+                ListenWork(language=self._find(ask), prompt=self._spell(ask.prompt, "prompt"), turns=ask.turns)
+            )
         if not isinstance(ask, Transcribe):
             raise InvalidRequest(f"This model does not serve {task}.")
         if task == "translate" and not self.tokens.multilingual:
