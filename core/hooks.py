@@ -18,12 +18,14 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from polymux.core.batch.drafting import Drafting
     from polymux.core.cache.rules import StepCaching
     from polymux.core.compute.attention import AttentionBackend
     from polymux.core.compute.quantization import Quantizer
     from polymux.core.models import ModelSource
     from polymux.core.pipeline import Pipeline
     from polymux.core.plugins.example import Example
+    from polymux.core.text.calls import CallFormat
     from polymux.core.vocabulary import NamedModel, Task
 
 hookspec = pluggy.HookspecMarker("polymux")
@@ -68,6 +70,35 @@ def quantizers() -> list[Quantizer]:  # type: ignore[empty-body]
     """Number formats of linear layers, by the name that a model's option `quantization` uses.
 
     A plugin's come before core's own. Called in engines only: may import torch.
+    """
+
+
+@hookspec
+def drafters() -> list[Drafting]:  # type: ignore[empty-body]
+    """Kinds of speculation: who guesses tokens ahead of a language model, so that one launch says several.
+
+    A model chooses one by name: `options = {speculation = {drafter = "yours", tokens = 5}}`; further keys of that
+    table are yours. `Drafting.open` gets the loaded model and returns a `core.batch.speculation.Drafter`, whose
+    docstrings say when it is called. It may keep something on the device for every block of tokens
+    (`Drafter.cache`: keys and values of its own layers) and ask for the model's hidden states
+    (`Drafter.wants_hidden`), as drafters of the EAGLE and MTP kind need. Guesses are checked by the stage against the
+    tokens that are drawn anyway: a drafter can be slow or useless, but it cannot change what a model says.
+
+    A plugin's come before core's own ("lookup", "model"). Called in engines only: may import torch.
+    """
+
+
+@hookspec
+def call_formats() -> list[CallFormat]:  # type: ignore[empty-body]
+    """Ways in which models write calls of tools, asked in this order and before core's own.
+
+    The first whose `shown_by(template)` says yes to a model's chat template is the model's. A format that differs in
+    its marks is data: `CallFormat("mine", "object", begin="<call>", end="</call>", sign="<call>")`. One of a kind of
+    its own subclasses `CallFormat` and overrides `write` (the grammar of an answer that calls tools, from which
+    `required` and `strict` get their guarantee) and `open_reader` (reads the answer as it streams, as `core.text.parts`
+    describes).
+
+    Called in the gateway's process: must not import torch.
     """
 
 

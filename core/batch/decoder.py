@@ -62,6 +62,9 @@ class TokenBatch:
     """(P, dim), or (P, dim times (1 + layers)): what follows is added behind each of the first layers."""
     adapted: Sequence[AdaptedTokens] = ()
     """In any order, none over another."""
+    wants_hidden: bool = False
+    hidden: Tensor | None = None
+    """(T, dim): what the head was given, set by the model where it is wanted."""
 
     def embed(self, embedding: Callable[[Tensor], Tensor]) -> Tensor:
         """(T, dim): the tokens' embeddings, with the encoder's vectors in their places."""

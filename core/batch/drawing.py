@@ -40,7 +40,7 @@ class Drawer:
     """Draws for the rows of one stage, and keeps what their draws need from step to step."""
 
     def __init__(self, vocabulary: int, site: Site) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._device = site.device
         self._penalties: dict[int, Penalties] = {}
         self._rules = RuleStates(site.settings.max_rows + 1, site.device.torch)
@@ -54,7 +54,7 @@ class Drawer:
             self.slots.admit(row.slot, sampling.temperature, row.request.seed)
         if wants_penalties(sampling):
             self._penalties[row.slot] = Penalties.of(
-                row.request.prompt, row.generated, self._vocabulary, self._device.torch
+                row.request.prompt, row.generated, self.vocabulary, self._device.torch
             )
         self._rules.admit(row.slot, row.request.rules, row.generated)
 
@@ -63,16 +63,18 @@ class Drawer:
 
     def draw(self, drawing: Drawing, last: Tensor) -> HostCopy:
         """Draw every row's token into `last` (by slot) and start their way to the host."""
+        results = self.decide(drawing)
+        last[drawing.slots] = results["tokens"]
+        return self._device.copy_to_host({**results, **drawing.scores})
+
+    def decide(self, drawing: Drawing) -> dict[str, Tensor]:
+        """Every row's token, whether its logits were finite, and what else its request wants to know."""
         finals = drawing.finals
         if self.slots is not None and all(token_row(grant.row).request.plain for grant in finals):
             places = self._device.upload({"places": [grant.start + grant.count for grant in finals]})["places"]
             tokens, finite = self.slots.draw(drawing.logits, drawing.slots, places)
-            results = {"tokens": tokens, "finite": finite}
-        else:
-            samples = sample(drawing.logits.float(), self._describe(finals))
-            tokens, results = samples.tokens, samples.tensors()
-        last[drawing.slots] = tokens
-        return self._device.copy_to_host({**results, **drawing.scores})
+            return {"tokens": tokens, "finite": finite}
+        return sample(drawing.logits.float(), self._describe(finals)).tensors()
 
     def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and

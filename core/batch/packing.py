@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,9 +12,10 @@ from torch import Tensor
 from polymux.core.batch.decoder import AdaptedTokens, TokenBatch, TokenModel
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.sequence import TokenRow, token_row
-from polymux.core.cache.blocks import CacheSpec, view_blocks
+from polymux.core.cache.blocks import CacheSpec, view_blocks, view_parts
 from polymux.core.compute.attention import PagedBatch, PagedContext
 from polymux.core.engine.site import Site
+from polymux.core.errors import InternalError
 
 ON_DEVICE = -1
 """In place of an id: the row's newest token, which the host has not seen yet."""
@@ -27,13 +31,15 @@ class Packer:
     One slot more than rows exists: the padding of recorded launches.
     """
 
-    def __init__(self, model: TokenModel, cache: CacheSpec, site: Site) -> None:
+    def __init__(self, model: TokenModel, cache: CacheSpec, site: Site, extra: CacheSpec | None = None) -> None:
+        """`extra`: what a drafter keeps in every block behind the model's own `cache`."""
         device = site.device.torch
         self._device = site.device
         self._block = cache.units
         self._attention = site.attention(model.shape.dtype, model.shape.head_dim)
         self.recordable = model.recordable and self._attention.recordable
-        self._view = view_blocks(site.arena, cache)
+        self._view, *others = view_parts(site.arena, [cache] if extra is None else [cache, extra])
+        self.extra = others[0] if others else None
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._adapters = view_blocks(site.arena, model.adapters.spec) if model.adapters is not None else None
         self._alone = site.settings.deterministic
@@ -45,9 +51,28 @@ class Packer:
         self._tables = torch.zeros(slots, columns + (self._slabs is not None), dtype=torch.int64, device=device)
         self._slab_table = self._tables[:, columns:] if self._slabs is not None else None
         self.last = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._axes = model.shape.axes
-        self._shifts = torch.zeros(slots, dtype=torch.int64, device=device) if self._axes > 1 else None
+        self.axes = model.shape.axes
+        self._shifts = torch.zeros(slots, dtype=torch.int64, device=device) if self.axes > 1 else None
         """Per slot, what makes a place behind the prompt a position."""
+
+    def lend(self, model: TokenModel, site: Site) -> Packer:
+        """A packer of the same rows, tables and blocks for a drafter's model, whose keys and values are the extra
+        part; the tokens it draws are its own."""
+        if self.extra is None:
+            raise InternalError("a drafter's model needs a part of the cache")
+        packer = copy(self)
+        packer._attention = site.attention(model.shape.dtype, model.shape.head_dim)
+        packer.recordable = model.recordable and packer._attention.recordable
+        packer._view, packer.extra, packer._adapters = self.extra, None, None
+        packer.last = torch.zeros_like(self.last)
+        return packer
+
+    def repack(self, batch: TokenBatch) -> TokenBatch:
+        """The tokens of a launch once more, for this packer's model; no logits are wanted."""
+        rows = replace(batch.context.batch, memo={})
+        nothing = batch.sampled[:0]
+        context = PagedContext(self._attention, self._view, rows, self._slabs)
+        return TokenBatch(batch.ids, batch.positions, nothing, nothing, context)
 
     def admit(self, row: TokenRow) -> None:
         row.tabled = 0
@@ -168,7 +193,7 @@ class Packer:
         if not moved:
             return []
         same = all(grant.start >= token_row(grant.row).prompt_length for grant in moved)
-        return np.concatenate([self._place(grant, 1 if same else self._axes) for grant in plan.grants], axis=1).ravel()
+        return np.concatenate([self._place(grant, 1 if same else self.axes) for grant in plan.grants], axis=1).ravel()
 
     @staticmethod
     def _place(grant: Grant, axes: int) -> np.ndarray:
@@ -236,4 +261,4 @@ def adapter_of(grant: Grant) -> int:
 def continues(grant: Grant) -> bool:
     """One more token after one that this residency has sampled: the device has all it needs."""
     row = token_row(grant.row)
-    return grant.count == 1 and grant.start >= row.resumed and row.lookup is None and row.adapter is None
+    return grant.count == 1 and grant.start >= row.resumed and row.foresight is None and row.adapter is None

@@ -15,7 +15,7 @@ from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 
 if TYPE_CHECKING:
-    from polymux.core.batch.speculation import PromptLookup
+    from polymux.core.batch.speculation import Foresight
     from polymux.core.cache.holding import Holding
     from polymux.core.compute.rules import LogitRule
     from polymux.core.engine.job import Job
@@ -117,7 +117,7 @@ class TokenRow(Row):
         """Logprobs of the request's watched tokens, once the first token is known."""
         self.scores: list[tuple[float, list[tuple[int, float]]]] = []
         """Per prompt token but the first, as far as they are computed."""
-        self.lookup: PromptLookup | None = None
+        self.foresight: Foresight | None = None
         """Guesses tokens ahead; such a row waits for each launch's results."""
         self.adapter: Holding | None = None
         """One block: the weights that are added to the model's for this row. Also one of `reads`."""

@@ -16,9 +16,9 @@ from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.scoring import sample_scored, score, take_scores
 from polymux.core.batch.sequence import TokenRow, token_row
-from polymux.core.batch.speculation import PromptLookup, list_guessed
+from polymux.core.batch.speculation import Drafter, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
-from polymux.core.cache.blocks import CacheSpec, paged_kv
+from polymux.core.cache.blocks import CacheSpec, join_specs, paged_kv
 from polymux.core.compute.device import HostCopy
 from polymux.core.compute.graphs import DecodeGraphs
 from polymux.core.compute.rules import LogitRule
@@ -27,6 +27,9 @@ from polymux.core.errors import InternalError, PolymuxError
 from polymux.core.vocabulary import BranchEnded, Tokens
 
 __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
+
+UNKNOWN = 0
+"""In place of a guess that is not made yet."""
 
 PROMPT_CHUNK = 64
 """Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
@@ -38,8 +41,8 @@ class TokenStage(Stage):
     shares_prefixes = True
     least_units = PROMPT_CHUNK
 
-    def __init__(self, name: str, model: TokenModel, site: Site, *, guesses: int = 0) -> None:
-        """`guesses`: tokens that a row may guess ahead by looking back at what it has; 0: none."""
+    def __init__(self, name: str, model: TokenModel, site: Site, *, drafter: Drafter | None = None) -> None:
+        """`drafter`: who guesses tokens ahead."""
         shape = model.shape
         settings = site.settings
         self.name = name
@@ -47,7 +50,7 @@ class TokenStage(Stage):
         self.max_rows = settings.max_rows
         self.max_units = settings.max_units
         self.indivisible = settings.deterministic
-        self.cache: CacheSpec = paged_kv(
+        cache = paged_kv(
             f"{name}.kv",
             layers=shape.layers,
             heads=shape.kv_heads,
@@ -55,10 +58,16 @@ class TokenStage(Stage):
             dtype=shape.dtype,
             block=settings.block,
         )
-        self._packer = Packer(model, self.cache, site)
+        if settings.deterministic:
+            drafter = None  # a step of several tokens rounds differently
+        extra = drafter.cache if drafter is not None else None
+        self.cache: CacheSpec = cache if extra is None else join_specs(cache.name, [cache, extra])
+        self._packer = Packer(model, cache, site, extra)
         self._drawer = Drawer(shape.vocabulary, site)
         self._device = site.device
-        self._guesses = 0 if settings.deterministic else guesses  # a step of several tokens rounds differently
+        self._drafter = drafter
+        if drafter is not None:
+            drafter.bind(self._packer, self._drawer)
         self._graphs: DecodeGraphs | None = None
         if self._packer.recordable and site.device.torch.type == "cuda":
             self._graphs = DecodeGraphs(self._step, self.max_rows, self.max_rows, site.device.torch)
@@ -77,25 +86,21 @@ class TokenStage(Stage):
             return 0
         if self.indivisible and missing > 1:  # the same chunks of a prompt, whatever else runs
             return min(missing, self.max_units - row.scheduled % self.max_units)
-        if row.lookup is not None and row.generated:
+        if row.foresight is not None and row.generated:
             if row.pending:
                 return 0
-            return missing + len(self._guess(row)) if missing == 1 else missing
+            if missing == 1:
+                room = min(row.request.max_tokens - len(row.generated), self.capacity - len(row.tokens)) - 1
+                return 1 + max(min(row.foresight.reach(row.tokens), room), 0)
         return missing
-
-    def _guess(self, row: TokenRow) -> list[int]:
-        if row.lookup is None:
-            return []
-        room = min(row.request.max_tokens - len(row.generated), self.capacity - len(row.tokens)) - 1
-        return row.lookup.guess(row.tokens)[: max(room, 0)]
 
     def units(self, row: Row) -> int:
         return token_row(row).length + 1
 
     def admitted(self, row: Row) -> None:
         row = token_row(row)
-        if self._guesses and row.request.speculative and row.lookup is None:
-            row.lookup = PromptLookup(self._guesses)
+        if self._drafter is not None and row.request.speculative and row.foresight is None:
+            row.foresight = self._drafter.open(row)
         self._packer.admit(row)
         self._drawer.admit(row)
 
@@ -107,7 +112,7 @@ class TokenStage(Stage):
         grant = super().grant(row, units)
         guessed = row.scheduled - row.length
         if guessed > 0:
-            grant.guesses = self._guess(row)[:guessed]
+            grant.guesses = [UNKNOWN] * guessed
         grant.final = guessed >= 0
         if grant.final:
             row.pending += 1
@@ -118,6 +123,7 @@ class TokenStage(Stage):
     def launch(self, plan: Plan) -> Ticket:
         with torch.inference_mode():
             self._packer.extend_tables(plan)
+            self._guess(plan)
             if self._graphs is not None and all(map(continues, plan.grants)):
                 return self._replay(plan, self._graphs)
             batch = self._packer.pack(plan)
@@ -126,12 +132,23 @@ class TokenStage(Stage):
             if len(draws) > len(finals):
                 self._packer.sample_guesses(batch, plan)
             targets = sample_scored(batch, plan, self._device)
+            batch.wants_hidden = self._drafter is not None and self._drafter.wants_hidden
             logits = self.model.forward(batch)
+            if self._drafter is not None:
+                self._drafter.follow(batch)
             scores = score(logits[len(draws) :], targets, plan) if targets is not None else {}
             if not finals:
                 return Ticket(plan, self._device.copy_to_host(scores) if scores else None)
             slots = batch.context.batch.slots[batch.finals]
             return self._draw(plan, Drawing(draws, logits[: len(draws)], slots, scores))
+
+    def _guess(self, plan: Plan) -> None:
+        guessing = [grant for grant in plan.grants if grant.guesses]
+        if guessing and self._drafter is not None:
+            rows = [token_row(grant.row) for grant in guessing]
+            guesses = self._drafter.draft(rows, [len(grant.guesses) for grant in guessing])
+            for grant, guess in zip(guessing, guesses, strict=True):
+                grant.guesses = guess
 
     def join(self, ticket: Ticket) -> None:
         """The host knows every row's newest token: what may follow is masked, then drawn."""
@@ -205,8 +222,8 @@ class TokenStage(Stage):
             if row.reason is not None or row.tokens[-1] != guess:
                 break
             taken += 1
-        if row.lookup is not None and grant.guesses:
-            row.lookup.learn(len(grant.guesses), taken)
+        if row.foresight is not None and grant.guesses:
+            row.foresight.learn(len(grant.guesses), taken)
             row.scheduled -= len(grant.guesses) - taken
             row.done += taken
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from polymux.core.cache.arena import Arena, fit_stride
+from polymux.core.cache.arena import ALIGNMENT, Arena, fit_stride
 from polymux.core.errors import InternalError
 
 
@@ -40,17 +40,36 @@ def paged_kv(name: str, *, layers: int, heads: int, dim: int, dtype: torch.dtype
     return CacheSpec(name, (layers, 2, block, heads, dim), dtype, block)
 
 
+def join_specs(name: str, specs: Sequence[CacheSpec]) -> CacheSpec:
+    """A class whose blocks hold one of each of `specs`, in this order; see `view_parts`."""
+    return CacheSpec(name, (_offsets(specs)[-1],), torch.uint8, specs[0].units)
+
+
 def view_blocks(arena: Arena, spec: CacheSpec) -> torch.Tensor:
     """The whole arena as blocks of one class, (blocks, *shape), to be indexed with ids that its pool handed out."""
-    stride, run = fit_stride(spec.nbytes, arena.superpage)
+    return view_parts(arena, [spec])[0]
+
+
+def view_parts(arena: Arena, specs: Sequence[CacheSpec]) -> list[torch.Tensor]:
+    """The same for a class that `join_specs` made: each part's own view, all with the ids of the joined blocks."""
+    offsets = _offsets(specs)
+    stride, run = fit_stride(offsets[-1] if len(specs) > 1 else specs[0].nbytes, arena.superpage)
     count = (arena.total // run) * max(1, arena.superpage // stride)
-    inner: list[int] = []
-    step = 1
-    for size in reversed(spec.shape):
-        inner.insert(0, step)
-        step *= size
-    flat = arena.buffer.view(spec.dtype)
-    return flat.as_strided((count, *spec.shape), (stride // spec.dtype.itemsize, *inner))
+    views = []
+    for spec, offset in zip(specs, offsets):
+        inner = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+        strides = (stride // spec.dtype.itemsize, *inner)
+        flat = arena.buffer.view(spec.dtype)
+        views.append(flat.as_strided((count, *spec.shape), strides, offset // spec.dtype.itemsize))
+    return views
+
+
+def _offsets(specs: Sequence[CacheSpec]) -> list[int]:
+    """Where each part begins in a joined block, in bytes, and where the last one ends."""
+    offsets = [0]
+    for spec in specs:
+        offsets.append(offsets[-1] + -(-spec.nbytes // ALIGNMENT) * ALIGNMENT)
+    return offsets
 
 
 class BlockPool:

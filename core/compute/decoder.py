@@ -77,8 +77,11 @@ class TransformersDecoder(TokenModel):
             position_ids=batch.positions.unsqueeze(-2),
             use_cache=False,
             logits_to_keep=batch.sampled,
+            output_hidden_states=batch.wants_hidden,
             **{KEYWORD: batch.context},
         )
+        if batch.wants_hidden:
+            batch.hidden = output.hidden_states[-1][0]
         return output.logits[0]
 
 

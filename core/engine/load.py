@@ -60,6 +60,7 @@ def open_site(plugins: Plugins, device: Device, settings: SiteSettings) -> Site:
         settings,
         tuple(plugins.attention_backends()),
         tuple(plugins.quantizers()),
+        tuple(plugins.drafters()),
         tuple(plugins.step_caches()),
     )
 

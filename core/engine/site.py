@@ -18,6 +18,7 @@ from polymux.core.compute.device import Device
 from polymux.core.compute.packed import choose_packed
 
 if TYPE_CHECKING:
+    from polymux.core.batch.drafting import Drafting
     from polymux.core.compute.quantization import Quantizer
 
 
@@ -45,6 +46,7 @@ class Site:
     settings: SiteSettings = field(default_factory=SiteSettings)
     attention_backends: tuple[AttentionBackend, ...] = ()
     quantizers: tuple[Quantizer, ...] = ()
+    draftings: tuple[Drafting, ...] = ()
     step_caches: tuple[StepCaching, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from polymux.core.batch.adapters import AdapterStage, open_adapters
+from polymux.core.batch.drafting import open_drafter
 from polymux.core.batch.oneshot import OneShotRow
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
@@ -18,7 +19,7 @@ from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import ConfigError, ContextTooLong, InternalError, InvalidRequest
+from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
 from polymux.core.generation.guidance import GrammarStage, open_guide
 from polymux.core.generation.work import SCORES, GenerateWork, Guidance, PromptScores
 from polymux.core.pipeline import Program
@@ -69,9 +70,9 @@ class GenerationProgram(Program):
             await row
         job.receipt.input_units = sum(row.prompt_length for row in leaders)
         job.receipt.cached_units = sum(row.cached for row in leaders)
-        lookups = [row.lookup for row in rows if row.lookup is not None]
-        job.receipt.guessed_units = sum(lookup.drafted for lookup in lookups)
-        job.receipt.accepted_units = sum(lookup.accepted for lookup in lookups)
+        guesses = [row.foresight for row in rows if row.foresight is not None]
+        job.receipt.guessed_units = sum(each.drafted for each in guesses)
+        job.receipt.accepted_units = sum(each.accepted for each in guesses)
         job.receipt.output_units = sum(len(row.generated) for row in rows)
         job.receipt.preemptions = sum(row.preempted for row in rows)
 
@@ -156,14 +157,7 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         adapters=adapters,
     )
     grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
-    stage = TokenStage("decode", decoder, site, guesses=read_guesses(options))
+    drafter = open_drafter(options.get("speculation"), decoder, site, site.draftings)
+    stage = TokenStage("decode", decoder, site, drafter=drafter)
     served = AdapterStage(decoder.adapters, site) if decoder.adapters is not None else None
     return GenerationProgram(stage, files.reference, grammars, served)
-
-
-def read_guesses(options: Mapping[str, Any]) -> int:
-    """`speculation`: how many tokens a row may guess ahead, by looking back at what it has. Default none."""
-    guesses = options.get("speculation", 0)
-    if not isinstance(guesses, int) or isinstance(guesses, bool) or not 0 <= guesses <= 32:
-        raise ConfigError(f"speculation {guesses!r} is not a number of tokens from 0 to 32", param="speculation")
-    return guesses

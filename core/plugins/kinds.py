@@ -12,6 +12,7 @@ from polymux.core.errors import PluginError
 from polymux.core.models import ModelSource
 from polymux.core.pipeline import Pipeline
 from polymux.core.plugins.example import Example
+from polymux.core.text.calls import CallFormat
 from polymux.core.vocabulary import API_LEVEL, NamedModel, Task
 
 OLDEST_API_LEVEL = 1
@@ -21,12 +22,14 @@ KINDS: dict[str, tuple[type, str]] = {
     "pipelines": (Pipeline, "name"),
     "named_models": (NamedModel, "name"),
     "model_sources": (ModelSource, "scheme"),
+    "call_formats": (CallFormat, "name"),
 }
 """Hook -> what its list must hold, and the attribute that must be unique over all plugins."""
 
 IN_ENGINES: dict[str, tuple[str, str]] = {
     "attention_backends": ("polymux.core.compute.attention", "AttentionBackend"),
     "quantizers": ("polymux.core.compute.quantization", "Quantizer"),
+    "drafters": ("polymux.core.batch.drafting", "Drafting"),
     "step_caches": ("polymux.core.cache.rules", "StepCaching"),
 }
 """The same for hooks that only engines call: their kinds need torch. All have a `name`."""

@@ -26,9 +26,11 @@ from polymux.core.plugins.watch import PATIENCE, call_watched
 from polymux.core.vocabulary import NamedModel, Task
 
 if TYPE_CHECKING:
+    from polymux.core.batch.drafting import Drafting
     from polymux.core.cache.rules import StepCaching
     from polymux.core.compute.attention import AttentionBackend
     from polymux.core.compute.quantization import Quantizer
+    from polymux.core.text.calls import CallFormat
 
 GROUP = "polymux"
 BUILT_IN = "built-in"
@@ -68,6 +70,13 @@ class Plugins:
     def quantizers(self) -> list[Quantizer]:
         """Imports torch."""
         return self._collect("quantizers")
+
+    def drafters(self) -> list[Drafting]:
+        """Imports torch."""
+        return self._collect("drafters")
+
+    def call_formats(self) -> list[CallFormat]:
+        return self._collect("call_formats")
 
     def step_caches(self) -> list[StepCaching]:
         return self._collect("step_caches")

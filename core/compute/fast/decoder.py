@@ -120,6 +120,8 @@ class FastDecoder(FastBackbone, TokenModel):
         embedded = batch.embed(self.embed)
         later = batch.split_layers(embedded.shape[1])
         hidden = self.run(embedded, batch.positions, batch.context, batch.places, later)
+        if batch.wants_hidden:
+            batch.hidden = hidden
         logits = self.head(hidden[batch.sampled])
         if self.final_softcap is not None:
             logits = self.final_softcap * torch.tanh(logits / self.final_softcap)

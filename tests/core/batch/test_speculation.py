@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymux.core.batch.speculation import MATCHED, PromptLookup
+from polymux.core.batch.drafting import DraftModel
+from polymux.core.batch.speculation import MATCHED, Drafter, LookupDrafter, PromptLookup
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import Device, LaggedCpu
@@ -21,7 +23,7 @@ from polymux.core.generation.program import GenerationProgram
 from polymux.core.generation.work import GenerateWork
 from polymux.core.tasks import Sampling
 from polymux.core.testing.drive import Driver
-from polymux.core.testing.tiny import build, tiny_llama
+from polymux.core.testing.tiny import build, tiny_llama, tiny_qwen3
 
 
 @cache
@@ -29,12 +31,45 @@ def decoder_of() -> TransformersDecoder:
     return TransformersDecoder(build(tiny_llama))
 
 
-def open_driver(guesses: int, *, lagged: bool = False, units: int = 512, pages: int = 60) -> Driver:
-    decoder = decoder_of()
-    page = 4 * 16 * decoder.shape.layers * 2 * decoder.shape.kv_heads * decoder.shape.head_dim * 4
+@cache
+def distant_of() -> TransformersDecoder:
+    """Another model of the same tokens, of other sizes: it is hardly ever right."""
+    return TransformersDecoder(build(tiny_qwen3, seed=7))
+
+
+@cache
+def akin_of() -> TransformersDecoder:
+    """A disturbed copy: right about as often as a draft model should be."""
+    model = build(tiny_llama)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return TransformersDecoder(model)
+
+
+DRAFTERS: dict[str, Callable[[Site, int], Drafter]] = {
+    "lookup": lambda site, guesses: LookupDrafter(guesses),
+    "akin": lambda site, guesses: DraftModel(akin_of(), site, guesses),
+    "distant": lambda site, guesses: DraftModel(distant_of(), site, guesses),
+}
+
+
+def open_driver(
+    guesses: int,
+    *,
+    lagged: bool = False,
+    units: int = 512,
+    pages: int = 60,
+    kind: str = "lookup",
+    model: TransformersDecoder | None = None,
+) -> Driver:
+    decoder = model or decoder_of()
+    blocks = 3 if kind != "lookup" and guesses else 1  # a draft model's keys and values lie beside the model's
+    page = blocks * 4 * 16 * decoder.shape.layers * 2 * decoder.shape.kv_heads * decoder.shape.head_dim * 4
     limits = SiteSettings(max_rows=6, max_units=units, block=16, cache_bytes=pages * page, superpage=page)
     site = Site(LaggedCpu() if lagged else Device(), limits)
-    stage = TokenStage("decode", decoder, site, guesses=guesses)
+    stage = TokenStage("decode", decoder, site, drafter=DRAFTERS[kind](site, guesses) if guesses else None)
     return Driver(Loop(site, {"m": GenerationProgram(stage, "m")}))
 
 
@@ -52,7 +87,7 @@ LIKELY = {5: 30.0, 6: 30.0, 7: 30.0}
 """A bias that keeps answers to the prompt's tokens, so that guesses are often right and often wrong."""
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
@@ -62,6 +97,7 @@ LIKELY = {5: 30.0, 6: 30.0, 7: 30.0}
     pages=st.sampled_from([3, 60]),
     logprobs=st.sampled_from([None, 2]),
     stops=st.booleans(),
+    kind=st.sampled_from(sorted(DRAFTERS)),
 )
 def test_guesses_change_no_token(
     lengths: list[int],
@@ -72,9 +108,10 @@ def test_guesses_change_no_token(
     pages: int,
     logprobs: int | None,
     stops: bool,
+    kind: str,
 ) -> None:
     plain = open_driver(0)
-    bold = open_driver(guesses, lagged=lagged, units=units, pages=pages)
+    bold = open_driver(guesses, lagged=lagged, units=units, pages=pages, kind=kind)
     sampling = Sampling(temperature=temperature, logit_bias=LIKELY)
     for i, length in enumerate(lengths):
         work = make_work(

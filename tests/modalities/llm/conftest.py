@@ -13,6 +13,7 @@ import pytest
 from tokenizers import AddedToken
 
 from polymux.core.batch.adapters import AdapterStage, open_adapters
+from polymux.core.batch.speculation import LookupDrafter
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.adapters import AdapterSet
 from polymux.core.compute.decoder import TransformersDecoder
@@ -67,7 +68,7 @@ def open_service(
         decoder.adapt(AdapterSet(decoder.model, open_adapters(adapters), decoder.shape.dtype))
         loader = AdapterStage(decoder.adapters, site)
     grammars = GrammarStage(Grammars(tokenizer, decoder.shape.vocabulary), site)
-    stage = TokenStage("decode", decoder, site, guesses=speculation)
+    stage = TokenStage("decode", decoder, site, drafter=LookupDrafter(speculation) if speculation else None)
     program = GenerationProgram(stage, "tiny", grammars, loader)
     front = GenerateFront(tokenizer, ChatTemplate({"default": TEMPLATE}, {}), CONTEXT, decoder.shape.vocabulary)
     front.adapters = tuple(adapters)
