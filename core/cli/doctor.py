@@ -68,12 +68,18 @@ def examine(
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        print_table(["CHECK", "STATUS", "DETAIL"], [[each.check, each.status, each.detail] for each in findings])
+        print_table(["CHECK", "STATUS", "DETAIL"], [row for finding in findings for row in list_lines(finding)])
         for each in findings:
             if each.advice:
                 typer.echo(f"\n{each.check}: {each.advice}")
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
+
+
+def list_lines(finding: Finding) -> list[list[str]]:
+    """A finding as rows of the table, one for each line of its detail."""
+    first, *more = finding.detail.splitlines()
+    return [[finding.check, finding.status, first], *(["", "", line] for line in more)]
 
 
 def check_python() -> Finding:

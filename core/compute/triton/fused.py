@@ -39,31 +39,6 @@ def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 @triton.jit
-def _add_layer_norm(x, residual, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    mask = columns < WIDTH
-    value = tl.load(x + row * WIDTH + columns, mask, other=0.0).to(tl.float32)
-    value += tl.load(residual + row * WIDTH + columns, mask, other=0.0).to(tl.float32)
-    value = tl.where(mask, value - tl.sum(value) / WIDTH, 0.0)
-    value *= tl.rsqrt(tl.sum(value * value) / WIDTH + eps)
-    value *= tl.load(weight + columns, mask, other=0.0).to(tl.float32)
-    value += tl.load(bias + columns, mask, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, value.to(out.dtype.element_ty), mask)
-
-
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Layer norm of x + residual, both (T, d)."""
-    out = torch.empty_like(x)
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _add_layer_norm[(x.shape[0],)](
-        x, residual, weight, bias, out, eps, width, block, num_warps=min(16, max(1, block // 512))
-    )
-    return out
-
-
-@triton.jit
 def _gate(gate_up, out, WIDTH, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -10,7 +10,8 @@ from polymux.core.compute.attention import AttentionContext, PackedContext
 from polymux.core.compute.fast.operations import Operations, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
-from polymux.core.compute.triton.fused import add_layer_norm, add_norm, gate, rotate_write
+from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
+from polymux.core.compute.triton.layer_norm import add_layer_norm
 from polymux.core.compute.triton.linear import CudaLinear
 from polymux.core.compute.triton.packed import rotate_heads
 
@@ -34,9 +35,9 @@ class TritonOperations(Operations):
         return add_norm(x, residual, norm.weight, norm.eps), residual
 
     def add_layer_norm(self, x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
-        if norm.bias is None or not (x.is_contiguous() and residual.is_contiguous()):
+        if norm.bias is None or not residual.is_contiguous():
             return super().add_layer_norm(x, residual, norm)
-        return add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
+        return add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)[0]
 
     def gate(self, act: nn.Module, gate_up: Tensor) -> Tensor:
         if act not in self._kinds:
@@ -58,7 +59,7 @@ class TritonOperations(Operations):
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
         if isinstance(context, PackedContext):
-            rotate_heads(merged, heads, kv_heads, layer.rotary.table, norms, positions)
+            rotate_heads(merged, heads, kv_heads, layer.rotary.find(positions), norms)
             query, key, value = merged.split([heads, kv_heads, kv_heads], dim=1)
             return context.attend(index, query, key, value, layer.options)
         if not isinstance(context.backend, TritonAttention):

@@ -21,7 +21,7 @@ def _rotate(
     sines,
     q_weight,
     k_weight,
-    positions,
+    turns,
     token_stride,
     eps,
     HEADS: tl.constexpr,
@@ -47,9 +47,9 @@ def _rotate(
         k_second = tl.load(k_weight + DIM // 2 + half, fits, other=0.0).to(tl.float32)
         first = first * scale * tl.where(heads < HEADS, q_first, k_first)
         second = second * scale * tl.where(heads < HEADS, q_second, k_second)
-    place = tl.load(positions + token) * DIM
-    cos = tl.load(cosines + place + half, fits, other=0.0).to(tl.float32)
-    sin = tl.load(sines + place + half, fits, other=0.0).to(tl.float32)
+    turn = tl.load(turns + token) * DIM
+    cos = tl.load(cosines + turn + half, fits, other=0.0).to(tl.float32)
+    sin = tl.load(sines + turn + half, fits, other=0.0).to(tl.float32)
     tl.store(where, (first * cos - second * sin).to(merged.dtype.element_ty), mask)
     tl.store(where + DIM // 2, (second * cos + first * sin).to(merged.dtype.element_ty), mask)
 
@@ -58,15 +58,16 @@ def rotate_heads(
     merged: Tensor,
     heads: int,
     kv_heads: int,
-    rotary: Tensor,
+    turning: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor, float] | None,
-    positions: Tensor,
 ) -> None:
     """Norms and rotary on the queries and keys of a merged projection (T, heads + 2 kv heads, dim), in place.
 
-    `rotary` is (2, positions, dim); `norms` holds the weights for queries and keys, and their epsilon.
+    `turning` is a table of cosines and sines, (2, rows, dim), and each token's row; `norms` holds the weights for
+    queries and keys, and their epsilon.
     """
     tokens, _, dim = merged.shape
+    rotary, turns = turning
     q_weight, k_weight, eps = norms if norms is not None else (merged, merged, 0.0)
     _rotate[(tokens,)](
         merged,
@@ -74,7 +75,7 @@ def rotate_heads(
         rotary[1],
         q_weight,
         k_weight,
-        positions,
+        turns,
         merged.stride(0),
         eps,
         heads,
