@@ -83,7 +83,7 @@ def open_half(settings: Settings, plugins: Plugins, model: NamedModel, report: R
     if ADAPTERS in options:
         options[ADAPTERS] = locate_adapters(model.name, options[ADAPTERS], plugins, report)
     try:
-        front = pipeline.front(files, options)
+        front = pipeline.front(files, {**options, "call_formats": plugins.call_formats()})
     except PolymuxError:
         raise
     except Exception as error:

@@ -110,7 +110,10 @@ class Pipeline(ABC):
 
     @abstractmethod
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
-        """The device-free half. Raises `ModelError` when a file it needs is missing or wrong."""
+        """The device-free half. `options` are the model's, and `call_formats`: what the hook of that name brought.
+
+        Raises `ModelError` when a file it needs is missing or wrong.
+        """
 
     @abstractmethod
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from polymux.core.generation.spelling import spell, spell_or_read
 from polymux.core.generation.work import GenerateWork, Guidance
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Chat, Complete, Detokenize, Sampling, Tokenize
+from polymux.core.text.calls import CallFormat
 from polymux.core.text.grammar import Grammars, write_grammar
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
@@ -33,7 +34,15 @@ SEEDS = 1 << 63
 class GenerateFront(Front):
     """Chat and completions of one decoder. `context` is in tokens, prompt and answer together."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, context: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        context: int,
+        vocabulary: int,
+        formats: Sequence[CallFormat] = (),
+    ) -> None:
+        """`formats`: ways to call tools that plugins bring."""
         self.tokenizer = tokenizer
         self.template = template
         self.context = context
@@ -41,14 +50,15 @@ class GenerateFront(Front):
         self.adapter: str | None = None
         self.adapters: tuple[str, ...] = ()
         self.grammars = Grammars(tokenizer, vocabulary)
-        self.habits = Habits(tokenizer, template, self.grammars)
+        self.habits = Habits(tokenizer, template, self.grammars, formats)
 
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any]) -> GenerateFront:
         """Raises `ModelError` when a file is missing or does not say how long the context is."""
         tokenizer = Tokenizer.load(files)
         template = ChatTemplate.load(files, tokenizer.special_tokens)
-        front = cls(tokenizer, template, read_context(files), files.config().get("vocab_size", tokenizer.size))
+        vocabulary = files.config().get("vocab_size", tokenizer.size)
+        front = cls(tokenizer, template, read_context(files), vocabulary, options.get("call_formats", ()))
         front.adapters = tuple(options.get("adapters", ()))
         return front
 

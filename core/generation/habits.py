@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.generation.work import Guidance, Thought
 from polymux.core.tasks import Chat
-from polymux.core.text.calls import HERMES, MAX_TOOLS, CallFormat, CallReader, Tool, find_format, write_calls
+from polymux.core.text.calls import HERMES, MAX_TOOLS, CallFormat, Tool, find_format
 from polymux.core.text.grammar import Grammars, after_thought, write_grammar
 from polymux.core.text.parts import PlainReader, Reader, ThoughtReader
 from polymux.core.text.template import ChatTemplate
@@ -47,7 +48,7 @@ class Manner:
     inside: bool = False
 
     def open_reader(self) -> Reader:
-        reader: Reader = CallReader(self.calls) if self.calls is not None else PlainReader()
+        reader: Reader = self.calls.open_reader() if self.calls is not None else PlainReader()
         if self.marks is not None:
             reader = ThoughtReader(self.marks.begin, self.marks.end, reader, inside=self.inside)
         return reader
@@ -56,19 +57,26 @@ class Manner:
 class Habits:
     """Of one model. `kept` are special tokens whose text readers must see."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        grammars: Grammars,
+        formats: Sequence[CallFormat] = (),
+    ) -> None:
+        """`formats`: ways to call tools that plugins bring."""
         self._tokenizer = tokenizer
         self._template = template
         self._grammars = grammars
         self.marks = find_marks(tokenizer)
-        self.calls = find_format(template.source(tools=True)) if template is not None else None
+        self.calls = find_format(template.source(tools=True), formats) if template is not None else None
         self.wordless = template is not None and "tools" not in template.source(tools=True)
         """The template knows no tools: they are shown in words."""
         if self.wordless:
             self.calls = HERMES
         texts = [self.marks.begin, self.marks.end] if self.marks is not None else []
         if self.calls is not None:
-            texts += [self.calls.begin, self.calls.end, self.calls.middle, self.calls.prefix]
+            texts += self.calls.marks
         self.kept = frozenset(id for text in texts if text and (id := tokenizer.find(text)) is not None)
 
     def template_options(self, ask: Chat) -> dict[str, Any]:
@@ -141,8 +149,7 @@ class Habits:
             tools = [tool for tool in tools if tool.name == ask.tool]
             if not tools:
                 raise InvalidRequest(f"There is no tool {ask.tool!r} among the tools.", param="tool_choice")
-        return write_calls(
-            format,
+        return format.write(
             tools,
             self._tokenizer,
             forced=ask.tool is not None or ask.tool_choice == "required",

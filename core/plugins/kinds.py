@@ -12,7 +12,6 @@ from polymux.core.errors import PluginError
 from polymux.core.models import ModelSource
 from polymux.core.pipeline import Pipeline
 from polymux.core.plugins.example import Example
-from polymux.core.text.calls import CallFormat
 from polymux.core.vocabulary import API_LEVEL, NamedModel, Task
 
 OLDEST_API_LEVEL = 1
@@ -22,17 +21,18 @@ KINDS: dict[str, tuple[type, str]] = {
     "pipelines": (Pipeline, "name"),
     "named_models": (NamedModel, "name"),
     "model_sources": (ModelSource, "scheme"),
-    "call_formats": (CallFormat, "name"),
 }
 """Hook -> what its list must hold, and the attribute that must be unique over all plugins."""
 
-IN_ENGINES: dict[str, tuple[str, str]] = {
+LATE: dict[str, tuple[str, str]] = {
     "attention_backends": ("polymux.core.compute.attention", "AttentionBackend"),
     "quantizers": ("polymux.core.compute.quantization", "Quantizer"),
+    "call_formats": ("polymux.core.text.calls", "CallFormat"),
     "drafters": ("polymux.core.batch.drafting", "Drafting"),
     "step_caches": ("polymux.core.cache.rules", "StepCaching"),
 }
-"""The same for hooks that only engines call: their kinds need torch. All have a `name`."""
+"""The same for hooks whose kinds are imported late, most because only engines call them and they need torch. All
+have a `name`."""
 
 FREE = {"examples": Example, "checks": Path, "routes": object, "middleware": object}
 """Hook -> what its list must hold where nothing must be unique. The gateway looks into what is its own."""
@@ -73,6 +73,6 @@ def read_kind(hook: str) -> tuple[type, str | None]:
         return KINDS[hook]
     if hook in FREE:
         return FREE[hook], None
-    module, name = IN_ENGINES[hook]
-    kind: type = getattr(importlib.import_module(module), name)  # only engines ask, and they have torch
+    module, name = LATE[hook]
+    kind: type = getattr(importlib.import_module(module), name)  # whoever asks has it anyway
     return kind, "name"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,37 @@ class CallFormat:
     """May come before the first call of a format without `begin`."""
     id_length: int | None = None
     """Letters of a call's id, where templates insist on a number."""
+    sign: str = ""
+    """Templates with this in them show calls so (formats that plugins bring)."""
+
+    @property
+    def marks(self) -> list[str]:
+        """Special tokens whose text the reader must see."""
+        return [mark for mark in (self.begin, self.end, self.middle, self.prefix) if mark]
+
+    def shown_by(self, template: str) -> bool:
+        """Whether a chat template writes calls so."""
+        return bool(self.sign) and self.sign in template
+
+    def write(
+        self,
+        tools: Sequence[Tool],
+        tokenizer: Tokenizer,
+        *,
+        forced: bool,
+        parallel: bool,
+        answer: str | None = None,
+    ) -> str:
+        """The grammar of an answer that calls tools: it must where `forced`, else it may also be any text, or a
+        sentence of the grammar `answer`; several times where `parallel`.
+
+        Raises `InvalidRequest` for a schema that cannot be kept although it must.
+        """
+        return write_calls(self, tools, tokenizer, forced=forced, parallel=parallel, answer=answer)
+
+    def open_reader(self) -> Reader:
+        """Reads one answer as it comes: words, and calls with their arguments."""
+        return CallReader(self)
 
 
 HERMES = CallFormat("hermes", "object", begin="<tool_call>", end="</tool_call>")
@@ -67,8 +98,14 @@ MISTRAL_NAMED = CallFormat("mistral-named", "named", begin="[TOOL_CALLS]", middl
 PLAIN = CallFormat("json", "object", separator=";")
 
 
-def find_format(template: str) -> CallFormat | None:
-    """The format of a chat template's calls; None when it shows no tools, or calls in a form that is not known here."""
+def find_format(template: str, formats: Iterable[CallFormat] = ()) -> CallFormat | None:
+    """The format of a chat template's calls; None when it shows no tools, or calls in a form that is not known here.
+
+    `formats` are asked before core's own.
+    """
+    for format in formats:
+        if format.shown_by(template):
+            return format
     if "<function=" in template or "<arg_key>" in template or "<|channel|>" in template:
         return None
     if "<tool_call>" in template:
@@ -89,11 +126,7 @@ def write_calls(
     parallel: bool,
     answer: str | None = None,
 ) -> str:
-    """The grammar of an answer that calls tools: it must where `forced`, else it may also be any text, or a sentence
-    of the grammar `answer`.
-
-    Raises `InvalidRequest` for a schema that cannot be kept although it must.
-    """
+    """What `CallFormat.write` says, for the layouts that are data."""
     lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         schema = embed_schema(tool.schema, lenient=not (forced or tool.strict))
