@@ -323,6 +323,8 @@ class Committed(msgspec.Struct):
 
     index: int
     seconds: float
+    asked: bool = False
+    """By `Commit`, rather than by silence."""
 
 
 class Uncommitted(msgspec.Struct):

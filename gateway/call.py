@@ -16,6 +16,7 @@ from polymux.core.tasks import ChoiceEnded, Done
 from polymux.gateway.errors import ClientLeft, wrap_unexpected
 
 if TYPE_CHECKING:
+    from polymux.core.answers import Answers
     from polymux.gateway.state import Gateway
 
 TURN = 0.005
@@ -35,6 +36,8 @@ class Call:
         self.weight = weight
         self.request_id = request_id
         self.meters = gateway.metrics.of(model, task)
+        self.opened: Answers | None = None
+        """What can be posted to, while the job runs."""
         self.done: Done | None = None
         self.outcome = "running"
         """For the log: finished, rejected, left, or the code of the failure."""
@@ -50,6 +53,7 @@ class Call:
                 async with self.gateway.service.open(
                     self.model, self.task, self.ask, request_id=self.request_id
                 ) as answers:
+                    self.opened = answers
                     yield self._measure(answers)
             self.outcome = "finished"
         except Overloaded:

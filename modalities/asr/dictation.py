@@ -108,7 +108,7 @@ class Dictation:
             self._emit(Uncommitted(length / RATE))
             return
         self._push(self._heard)
-        self._end(self._scribe, self._heard)
+        self._end(self._scribe, self._heard, asked=True)
         self._turns.reset()
 
     def _clear(self) -> None:
@@ -163,12 +163,12 @@ class Dictation:
         if self._turns.silence >= QUIET and not utterance.quiet:
             utterance.hush()
 
-    def _end(self, scribe: Scribe, position: int) -> None:
+    def _end(self, scribe: Scribe, position: int, *, asked: bool = False) -> None:
         utterance = scribe.utterance
         self._scribe = None
         utterance.close(position - utterance.start)
         scribe.hurry()
-        self._emit(Committed(utterance.index, utterance.length / RATE))
+        self._emit(Committed(utterance.index, utterance.length / RATE, asked))
 
     async def _wait_for_scribes(self) -> None:
         while self._writing and self._writing[0][1].done:
