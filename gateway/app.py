@@ -26,6 +26,7 @@ from polymux.gateway.routes import (
     messages,
     models,
     ranking,
+    realtime,
     responses,
     speech,
     tasks,
@@ -66,6 +67,7 @@ def create_app(
         *tokens.ENDPOINTS,
         *transcriptions.ENDPOINTS,
         speech.ENDPOINT,
+        realtime.ENDPOINT,
         images.ENDPOINT,
         *models.ENDPOINTS,
         known_plugins.ENDPOINT,
@@ -75,13 +77,14 @@ def create_app(
     app = Starlette(
         routes=[
             *(endpoint.mount() for endpoint in endpoints),
+            *realtime.SOCKETS,
             *docs.make_routes(endpoints),
             *extra_routes,
             *gather_routes(plugins),
         ],
         middleware=[
             Middleware(Access, gateway=gateway),
-            Middleware(Auth, keys=settings.api_keys),
+            Middleware(Auth, keys=settings.api_keys, secrets=gateway.secrets),
             *gather_middleware(plugins),
         ],
         exception_handlers={PolymuxError: on_polymux_error, HTTPException: on_http_exception},

@@ -32,6 +32,9 @@ logger = logging.getLogger("polymux.gateway")
 
 START_FAILED = 3
 
+MAX_FRAME = 24 * 2**20
+"""Bytes of one message on a socket: 15 MiB of sound in base64, with room. What is larger closes it (1009)."""
+
 
 def bind_socket(settings: GatewaySettings) -> socket.socket:
     """The listening socket. Raises `ConfigError` when the address cannot be had."""
@@ -75,6 +78,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                ws_max_size=MAX_FRAME,
                 timeout_graceful_shutdown=max(1, round(gateway.settings.finish_seconds)),
             )
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from polymux.gateway.limits import Gates
 from polymux.gateway.metrics import Metrics
+from polymux.gateway.realtime.secrets import Secrets
 from polymux.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Gateway:
         self.settings = settings
         self.gates = Gates(settings.max_running, settings.max_waiting)
         self.metrics = Metrics(self.gates, service)
+        self.secrets = Secrets()
         self.started = int(time.time())
         self.draining = False
         """Set on SIGTERM: `/readyz` says 503, answers close their connections, requests are still served."""
@@ -32,7 +34,7 @@ class Gateway:
         return self.service.ready and not self.draining
 
 
-def gateway_of(request: Request) -> Gateway:
+def gateway_of(request: HTTPConnection) -> Gateway:
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway

@@ -7,6 +7,7 @@ assert fake.cancelled == 1            # a caller left before the last answer
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from polymux.core.tasks import Chat, ChoiceEnded, Complete, Done, Embed, TextDel
 from polymux.core.vocabulary import Receipt, Usage
 
 Script = Callable[["FakeServed", str, msgspec.Struct], AsyncIterator[msgspec.Struct]]
+Ear = Callable[[msgspec.Struct, "asyncio.Queue[msgspec.Struct]"], AsyncIterator[msgspec.Struct]]
 
 WORDS = ("Hello", ",", " this", " is", " a", " stub", ".")
 
@@ -43,6 +45,8 @@ class FakeService:
 
     models: tuple[FakeServed, ...] = (FakeServed("stub", aliases=("gpt-stub",)),)
     script: Script = field(default_factory=lambda: speak)
+    ear: Ear | None = None
+    """In place of the script, for the task `listen`: it is given the ask and the job's inbox."""
     ready: bool = True
     stats: dict[str, float] = field(default_factory=dict)
     opened: list[Answers] = field(default_factory=list)
@@ -102,13 +106,18 @@ class Answers:
     task: str
     ask: Any
     request_id: str | None
+    inbox: asyncio.Queue[msgspec.Struct] = field(default_factory=asyncio.Queue)
+    """What was posted to the job and not yet read."""
     _answers: AsyncIterator[msgspec.Struct] | None = None
     _over: bool = False
 
     async def __aenter__(self) -> Answers:
         if not self.service.ready:
             raise NotReady("the engine is restarting", retry_after=1)
-        self._answers = self.service.script(self.served, self.task, self.ask)
+        if self.task == "listen" and self.service.ear is not None:
+            self._answers = self.service.ear(self.ask, self.inbox)
+        else:
+            self._answers = self.service.script(self.served, self.task, self.ask)
         self.service.running += 1
         return self
 
@@ -121,6 +130,12 @@ class Answers:
         close = getattr(self._answers, "aclose", None)
         if close is not None:
             await close()
+
+    def post(self, message: msgspec.Struct) -> None:
+        self.inbox.put_nowait(message)
+
+    async def amend(self, ask: msgspec.Struct) -> None:
+        self.inbox.put_nowait(ask)
 
     def __aiter__(self) -> Answers:
         return self

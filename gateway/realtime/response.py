@@ -72,6 +72,10 @@ class Response:
             self._stopped = reason
             self._task.cancel()
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped is not None
+
     async def run(self) -> None:
         self._task = asyncio.current_task()
         await self._send("response.created", response=self._show([]))

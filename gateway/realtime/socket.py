@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -72,6 +72,7 @@ class RealtimeSocket:
         self._hearing: Hearing | None = None
         self._transcript: Transcript | None = None
         self._response: Response | None = None
+        self._answering: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spoken = False
 
@@ -274,6 +275,8 @@ class RealtimeSocket:
         detection = self.session.audio.input.turn_detection
         if self.session.type != "realtime" or detection is None or not detection.create_response:
             return
+        if self._response is not None and self._response.stopped and self._answering is not None:
+            await asyncio.wait([self._answering])  # it was interrupted by this very utterance
         if item.text.strip() and self._response is None:
             self._respond(self._plan(ResponseCreate(type="response.create")))
 
@@ -313,7 +316,7 @@ class RealtimeSocket:
                 if self._response is response:
                     self._response = None
 
-        self._start(run())
+        self._answering = self._start(run())
 
     # ---- the rest ----
 
@@ -321,13 +324,18 @@ class RealtimeSocket:
         return Call(self._gateway, model, task, ask, weight=1, request_id=self._request_id)
 
     def _show(self) -> dict[str, Any]:
-        kind = "realtime.transcription_session" if self.session.type == "transcription" else "realtime.session"
-        return {"id": self.id, "object": kind, "expires_at": int(self._expires), **self.session.echo()}
+        return {
+            "id": self.id,
+            "object": self.session.object,
+            "expires_at": int(self._expires),
+            **self.session.echo(),
+        }
 
-    def _start(self, coroutine: Any) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _close(self) -> None:
         """Nothing goes on for a client that has left."""

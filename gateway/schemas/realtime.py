@@ -86,6 +86,10 @@ class Session(WireRequest):
     truncation: Annotated[Any, only("auto", "disabled")] = None
 
     @property
+    def object(self) -> str:
+        return "realtime.transcription_session" if self.type == "transcription" else "realtime.session"
+
+    @property
     def listen(self) -> Listen:
         transcription = self.audio.input.transcription or InputTranscription()
         detection = self.audio.input.turn_detection
