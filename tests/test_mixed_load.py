@@ -264,7 +264,8 @@ def look(words: int, *seeds: int, choices: int = 1) -> Ask:
         pictures.append(Seen([Item(tile, content_digest(tile), [len(prompt) + 1], [16])]))
         prompt = [*prompt, 3, *[VOCABULARY - 1] * 16]
     sampling = Sampling(temperature=0.7)
-    work = LookWork(prompt=[*prompt, 5], pictures=pictures, max_tokens=9, seeds=list(range(choices)), sampling=sampling)
+    seeds, prompts = list(range(choices)), [[*prompt, 5]]
+    work = LookWork(prompts=prompts, pictures=pictures, max_tokens=[9], n=choices, seeds=seeds, sampling=sampling)
     return Ask("chat", work)
 
 

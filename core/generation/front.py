@@ -125,12 +125,15 @@ class GenerateFront(Front):
     def _read_chat(self, ask: Chat) -> tuple[list[int], Manner]:
         if self.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="model")
-        text = self.habits.render(ask, self.template)
+        text = self._render(ask, self.template)
         # The template wrote the special tokens itself.
         ids = self._encode(text, "messages", special=False)
         if not ids:
             raise InvalidRequest("The model's chat template makes an empty prompt of this.", param="messages")
         return ids, self.habits.answer(ask, text)
+
+    def _render(self, ask: Chat, template: ChatTemplate) -> str:
+        return self.habits.render(ask, template)
 
     def _read_manner(self, ask: Complete) -> Manner:
         if ask.format is None:

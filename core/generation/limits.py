@@ -43,9 +43,10 @@ def read_width(files: ModelFiles) -> int:
 
 def read_number(files: ModelFiles, names: tuple[str, ...]) -> int:
     config: dict[str, Any] = files.config()
-    for name in names:
-        if isinstance(config.get(name), int):
-            return config[name]
+    for part in (config, config.get("text_config") or {}):
+        for name in names:
+            if isinstance(part.get(name), int):
+                return part[name]
     raise ModelError(f"{files.reference}: config.json says none of {', '.join(names)}")
 
 

@@ -25,13 +25,15 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 class ChatTemplate:
     """One model's templates: `sources` by name, "default" for chats and perhaps "tool_use" for chats with tools.
 
-    `special_tokens` (bos_token, eos_token, ...) can be written by the template.
+    `special_tokens` (bos_token, eos_token, ...) can be written by the template. `sees`: contents are lists of parts,
+    among them {"type": "image"} and {"type": "video"}.
     """
 
-    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str], *, sees: bool = False) -> None:
         environment = Sandbox()
         self._sources = sources
         self._special_tokens = special_tokens
+        self._sees = sees
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
         for name, source in sources.items():
@@ -43,20 +45,20 @@ class ChatTemplate:
         self._knows_developer = any("developer" in source for source in sources.values())
 
     @classmethod
-    def load(cls, files: ModelFiles, special_tokens: dict[str, str]) -> ChatTemplate | None:
+    def load(cls, files: ModelFiles, special_tokens: dict[str, str], *, sees: bool = False) -> ChatTemplate | None:
         """The model's templates, None when it has none.
 
-        From chat_template.jinja and additional_chat_templates/*.jinja, else from tokenizer_config.json (one string
-        or a list of named ones). Raises `ModelError` for what is no template.
+        From chat_template.jinja and additional_chat_templates/*.jinja, else from chat_template.json or
+        tokenizer_config.json (one string or a list of named ones). Raises `ModelError` for what is no template.
         """
         sources = {
             path.stem: path.read_text("utf-8") for path in files.folder.glob("additional_chat_templates/*.jinja")
         }
         if files.has("chat_template.jinja"):
             sources["default"] = files.path("chat_template.jinja").read_text("utf-8")
-        if not sources:
-            sources = named_templates(files.json("tokenizer_config.json").get("chat_template"))
-        return cls(sources, special_tokens) if sources else None
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            sources = sources or named_templates(files.json(name).get("chat_template"))
+        return cls(sources, special_tokens, sees=sees) if sources else None
 
     def source(self, *, tools: bool = False) -> str:
         """The text of the template for chats, with tools or without."""
@@ -122,8 +124,11 @@ class ChatTemplate:
         read = {key: value for key, value in message.items() if value is not None}
         if read.get("role") == "developer" and not self._knows_developer:
             read["role"] = "system"
-        if isinstance(read.get("content"), list):
-            read["content"] = join_parts(read["content"], f"{where}.content")
+        content = read.get("content")
+        if self._sees and isinstance(content, str):
+            read["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, list) and not self._sees:
+            read["content"] = join_parts(content, f"{where}.content")
         if "tool_calls" in read:
             calls = enumerate(read["tool_calls"])
             read["tool_calls"] = [read_call(call, f"{where}.tool_calls[{i}]") for i, call in calls]

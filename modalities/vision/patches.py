@@ -6,14 +6,19 @@ one length attend in one call, whatever pictures they are of.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from polymux.core.batch.encode import Encoder
@@ -29,6 +34,9 @@ PIECE = 64
 
 SIZES = 24
 """Sizes of pictures whose places are kept."""
+
+WORTH_PLANNING = 64
+"""Calls of attention on one shape from which on it gets a plan."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class PatchEncoder(Encoder):
         self._dtype = self._weight.dtype
         self.inlay = CacheSpec("patches", (piece, config.out_hidden_size * (1 + len(self.deep))), self._dtype, 1)
         self._places = lru_cache(SIZES)(self._place)
+        self._shapes: Counter[torch.Size] = Counter()
+        self._rotate = choose_turn(device.torch)
 
     def count(self, item: Item) -> int:
         frames, height, width, _ = item.pixels.shape
@@ -94,7 +104,7 @@ class PatchEncoder(Encoder):
         x = linear(torch.cat(patches), self._weight, self._bias)
         if places[0].learned is not None:
             x = x + torch.cat([place.learned for place in places if place.learned is not None])
-        turns = torch.cat([place.cos for place in places])[:, None], torch.cat([place.sin for place in places])[:, None]
+        turns = torch.cat([place.cos for place in places]), torch.cat([place.sin for place in places])
         lengths = [len(place.cos) for place in places]
         whole = self._group(lengths)
         windows = self._group([length for place in places for length in place.windows]) if self.window else whole
@@ -125,17 +135,25 @@ class PatchEncoder(Encoder):
     def _attend(self, attention: Any, x: Tensor, turns: tuple[Tensor, Tensor], groups: list[Tensor | int]) -> Tensor:
         """Attention of patches (T, dim) in groups of stretches."""
         merged = attention.qkv(x).view(len(x), 3, self.heads, -1)
-        rotated = rotate(merged[:, :2].float(), turns[0][:, None], turns[1][:, None]).to(x.dtype)
-        query, key, value = rotated[:, 0], rotated[:, 1], merged[:, 2]
-        out = torch.empty_like(value)
+        self._rotate(merged, *turns)
+        out = torch.empty_like(merged[:, 2])
         for group in groups:
-            parts = [self._stretch(part, group) for part in (query, key, value)]
-            found = scaled_dot_product_attention(*parts, scale=attention.scaling).transpose(1, 2)
+            parts = [self._stretch(part, group) for part in merged.unbind(dim=1)]
+            with self._choose(parts[0].shape):
+                found = scaled_dot_product_attention(*parts, scale=attention.scaling).transpose(1, 2)
             if isinstance(group, int):
                 out = found.reshape(out.shape)
             else:
                 out[group] = found
         return attention.proj(out.flatten(1))
+
+    def _choose(self, shape: torch.Size) -> AbstractContextManager[None]:
+        """cuDNN's attention is the fastest but makes a plan for every new shape, which takes longer than it saves: only
+        a shape that keeps coming gets one."""
+        if self._device.torch.type != "cuda" or self._shapes[shape] > WORTH_PLANNING:
+            return nullcontext()
+        self._shapes[shape] += 1
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
     @staticmethod
     def _stretch(part: Tensor, group: Tensor | int) -> Tensor:
@@ -214,6 +232,21 @@ class PatchEncoder(Encoder):
         merged = np.concatenate(windows)
         order = (merged[:, None] * self.merge**2 + np.arange(self.merge**2)).ravel()
         return order, [len(window) * self.merge**2 for window in windows]
+
+
+def choose_turn(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """What rotates the queries and keys of (T, 3, heads, dim) in place by (T, dim) cosines and sines: a fused kernel
+    where the device has one."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from polymux.core.compute.triton.turn import turn
+
+        return turn
+    return turn_plainly
+
+
+def turn_plainly(merged: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    turned = rotate(merged[:, :2].float(), cosines[:, None, None], sines[:, None, None])
+    merged[:, :2] = turned.to(merged.dtype)
 
 
 def _find_taps(places: np.ndarray, size: int, side: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

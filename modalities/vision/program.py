@@ -1,112 +1,135 @@
-"""The engine half of vision-language models: unknown tiles are encoded, then the prompt is continued."""
+"""The engine half of vision-language models: unknown pictures are encoded, then the prompt that holds them goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from polymux.core.batch.encode import EncodeRow, EncodeStage
-from polymux.core.batch.sequence import Inlay, TokenRequest, TokenRow
+from polymux.core.batch.sequence import Inlay, TokenRow
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.holding import Holding
-from polymux.core.cache.prefix import root_digest
+from polymux.core.compute.dtype import read_dtype
+from polymux.core.compute.fast import accelerate
+from polymux.core.compute.load import TIERS
 from polymux.core.engine.job import Job
-from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
-from polymux.core.pipeline import Program
-from polymux.modalities.vision.split import Seeing
+from polymux.core.engine.site import Site
+from polymux.core.errors import ConfigError, InternalError, InvalidRequest, ModelError
+from polymux.core.generation.guidance import GrammarStage
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.text.grammar import Grammars
+from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.vision.processor import read_processor
+from polymux.modalities.vision.split import Seeing, split_model
 from polymux.modalities.vision.work import LookWork
 
+if TYPE_CHECKING:
+    from polymux.core.models import ModelFiles
 
-class LookProgram(Program):
+
+class LookProgram(GenerationProgram):
     """Chats about pictures. What the encoder made is known by content: a picture that was seen costs no pass."""
 
-    def __init__(self, encode: EncodeStage, encoder: Seeing, decode: TokenStage, reference: str) -> None:
-        self.work = {"chat": LookWork}
+    def __init__(
+        self,
+        encode: EncodeStage,
+        encoder: Seeing,
+        decode: TokenStage,
+        reference: str,
+        grammars: GrammarStage | None = None,
+    ) -> None:
+        super().__init__(decode, reference, grammars)
+        self.work = {"chat": LookWork, "complete": LookWork}
+        self.stages = (encode, *self.stages)
         self.encode = encode
-        self.decode = decode
-        self.stages = (encode, decode)
         self._encoder = encoder
-        self._reference = reference
+        self._seen: dict[Job, tuple[Holding, tuple[Inlay, ...]]] = {}
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, LookWork):
             raise InvalidRequest("malformed work about pictures")
-        room = self.decode.capacity - len(work.prompt)
-        if room < 1:
-            raise ContextTooLong(
-                f"the prompt has {len(work.prompt)} tokens; this engine's cache holds {self.decode.capacity}",
-                param="messages",
-            )
-        holding, inlays = await self._look(job, work)
-        request = TokenRequest(
-            prompt=work.prompt,
-            max_tokens=min(work.max_tokens, room),
-            sampling=work.sampling,
-            stop_ids=frozenset(work.stop_token_ids),
-            logprobs=work.logprobs,
-            salt=root_digest(self._reference, work.salt),
-            inlays=inlays,
-            positions=work.positions,
-        )
-        await self._continue(job, request, work.seeds, holding)
-
-    async def _look(self, job: Job, work: LookWork) -> tuple[Holding | None, tuple[Inlay, ...]]:
-        """What the encoder left of the work's pictures, and where it stands in the prompt."""
         if not work.pictures:
-            return None, ()
+            await super().run(job, work)
+            return
+        self._check(work)
+        self._seen[job] = await self._look(job, work)
+        try:
+            await super().run(job, work)
+        finally:
+            del self._seen[job]
+
+    def _row(self, job: Job, work: Any, *choice: Any) -> TokenRow:
+        row = super()._row(job, work, *choice)
+        if job in self._seen:
+            holding, inlays = self._seen[job]
+            row.request = replace(row.request, inlays=inlays, positions=work.positions)
+            row.reads = [holding, *row.reads]
+        return row
+
+    def _check(self, work: LookWork) -> None:
+        """Raises `InvalidRequest` for pictures that the encoder does not take, or that the prompt has no place for."""
+        axes, prompt = self.stage.model.shape.axes, work.prompts[0]
+        shape = None if work.positions is None else work.positions.shape
+        if len(work.prompts) != 1 or shape != ((axes, len(prompt)) if axes > 1 else None):
+            raise InvalidRequest(f"positions of shape {shape} do not fit {len(prompt)} tokens on {axes} axes")
+        for picture in work.pictures:
+            for item in picture.items:
+                self._encoder.check(item)
+                kept, wanted = sum(item.counts), self._encoder.count(item)
+                ends = [start + count for start, count in zip(item.starts, item.counts, strict=True)]
+                if kept != wanted or min(item.starts) < 0 or max(ends) > len(prompt):
+                    raise InvalidRequest(f"the prompt keeps {kept} places for {wanted} vectors")
+
+    async def _look(self, job: Job, work: LookWork) -> tuple[Holding, tuple[Inlay, ...]]:
+        """What the encoder left of the work's pictures, and where it stands in the prompt."""
         items = {item.digest: item for picture in work.pictures for item in picture.items}
-        for item in items.values():
-            self._encoder.check(item)
-            if sum(item.counts) != self._encoder.count(item):
-                raise InvalidRequest(
-                    f"the prompt keeps {sum(item.counts)} places for {self._encoder.count(item)} vectors"
-                )
         row = EncodeRow(job, items, {digest: self.encode.blocks(item) for digest, item in items.items()})
         await job.start(self.encode, row)
         if row.holding is None:
             raise InternalError("the encoder left nothing")
-        job.receipt.encoder_hits = count_known(
-            [[item.digest for item in each.items] for each in work.pictures], row.found
-        )
+        digests = [[item.digest for item in picture.items] for picture in work.pictures]
+        job.receipt.encoder_hits = count_known(digests, row.found)
         places = row.places()
         inlays: list[Inlay] = []
         for picture in work.pictures:
             for item in picture.items:
                 offset = 0
-                for start, count in zip(item.starts, item.counts, strict=True):
+                for start, count in zip(item.starts, item.counts):
                     inlays.append(Inlay(start, count, places[item.digest], item.digest, offset))
                     offset += count
         return row.holding, tuple(inlays)
 
-    def describe(self) -> dict[str, Any]:
-        dtype = str(self.decode.model.shape.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "context": self.decode.capacity}
-
-    async def _continue(self, job: Job, request: TokenRequest, seeds: list[int], holding: Holding | None) -> None:
-        """The first branch computes the prompt, the others share it."""
-        rows: list[TokenRow] = []
-        for branch, seed in enumerate(seeds):
-            row = TokenRow(job, replace(request, seed=seed), branch)
-            row.reads = [holding] if holding is not None else []
-            rows.append(job.start(self.decode, row))
-            if branch == 0 and len(seeds) > 1:
-                await row.started
-        for row in rows:
-            await row
-        job.receipt.input_units = rows[0].prompt_length
-        job.receipt.cached_units = rows[0].cached
-        job.receipt.output_units = sum(len(row.generated) for row in rows)
-        job.receipt.preemptions = sum(row.preempted for row in rows)
-
 
 def count_known(pictures: Sequence[Sequence[bytes]], found: frozenset[bytes]) -> int:
-    """Pictures that cost no pass: all of their tiles were known, or came earlier in the same prompt."""
+    """Pictures that cost no pass: all of their items were known, or came earlier in the same prompt."""
     seen = set(found)
     known = 0
-    for tiles in pictures:
-        known += seen.issuperset(tiles)
-        seen.update(tiles)
+    for items in pictures:
+        known += seen.issuperset(items)
+        seen.update(items)
     return known
+
+
+ENCODED = 4096
+"""Vectors of one encoder pass."""
+
+
+def load_looking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> LookProgram:
+    """Raises `ModelError` for what cannot be served, `ConfigError` for a wrong option."""
+    tier = options.get("tier", "fast")
+    if tier not in TIERS:
+        raise ConfigError(f"tier {tier!r} is unknown: use {' or '.join(TIERS)}", param="tier")
+    try:
+        config = AutoConfig.from_pretrained(files.folder)
+        model = AutoModelForImageTextToText.from_pretrained(files.folder, config=config, dtype=read_dtype(options))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"cannot load a vision-language model from {files.folder}: {error}") from error
+    encoder, reference = split_model(model.to(site.device.torch), read_processor(files), site.device)
+    decoder = reference if tier == "reference" else accelerate(reference)
+    encode = EncodeStage("encode", encoder, site, max_units=max(1, ENCODED // encoder.inlay.shape[0]))
+    grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
+    return LookProgram(encode, encoder, TokenStage("decode", decoder, site), files.reference, grammars)

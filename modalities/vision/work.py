@@ -1,14 +1,11 @@
-"""What crosses between the front and the engine.
-
-Events are those of a generation job: `Tokens` and `BranchEnded` per branch, `Ended(receipt)`.
-"""
+"""What crosses between the front and the engine. Events are those of a generation job."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from polymux.core.tasks import Sampling
+from polymux.core.generation.work import GenerateWork
 
 
 class Item(msgspec.Struct):
@@ -32,17 +29,10 @@ class Picture(msgspec.Struct):
     items: list[Item]
 
 
-class LookWork(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Continue a prompt that holds pictures, once per seed. Everything is checked and resolved."""
+class LookWork(GenerateWork, kw_only=True, omit_defaults=True):
+    """Continue a prompt that holds pictures: with any, it is the only one."""
 
-    prompt: list[int]
-    pictures: list[Picture]
+    pictures: list[Picture] = msgspec.field(default_factory=list)
     """In the order of the prompt."""
     positions: np.ndarray | None = None
     """(axes, prompt) int64, for models whose tokens stand at several positions at once."""
-    max_tokens: int
-    seeds: list[int]
-    sampling: Sampling = Sampling()
-    stop_token_ids: list[int] = []
-    logprobs: int | None = None
-    salt: str = ""

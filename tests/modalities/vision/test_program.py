@@ -172,10 +172,11 @@ class Family:
     def work(self, prompt: Prompt, tokens: int = TOKENS, n: int = 1) -> LookWork:
         stands = place_tokens(len(prompt.ids), prompt.grids) if prompt.grids else None
         return LookWork(
-            prompt=prompt.ids,
+            prompts=[prompt.ids],
             pictures=prompt.pictures,
             positions=stands,
-            max_tokens=tokens,
+            max_tokens=[tokens],
+            n=n,
             seeds=[0] * n,
             sampling=Sampling(temperature=0.0),
         )
@@ -336,8 +337,11 @@ def test_choices_share_the_picture_and_go_on_behind_it():
 @families
 def test_pixels_of_another_shape_are_refused(family):
     driver = open_driver(family, Device())
-    run(driver, {"wrong": LookWork(prompt=[3], pictures=[odd(12, 9)], max_tokens=1, seeds=[0])})
+    stands = np.zeros((3, 1), np.int64) if family in list(FAMILIES.values())[-2:] else None
+    work = LookWork(prompts=[[3]], pictures=[odd(12, 9)], positions=stands, max_tokens=[1], seeds=[0])
+    run(driver, {"wrong": work})
     assert driver.error("wrong").status == 400
+    assert "shape (1, 12, 9, 3)" in driver.error("wrong").message
 
 
 def test_places_that_are_not_the_encoders_are_refused():

@@ -1,0 +1,41 @@
+"""Vision-language models, registered like a stranger's plugin: cheap to import, torch only on load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from polymux.core.hooks import hookimpl
+from polymux.core.pipeline import Front, Pipeline, Program
+
+if TYPE_CHECKING:
+    from polymux.core.engine.site import Site
+    from polymux.core.models import ModelFiles
+
+
+class VisionLanguage(Pipeline):
+    """Chats about pictures: Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, Idefics3, SmolVLM."""
+
+    name = "vision-language"
+    tasks = ("chat", "complete", "tokenize", "detokenize")
+
+    def accepts(self, files: ModelFiles) -> bool:
+        from polymux.modalities.vision.processor import SEEING
+
+        config = files.config()
+        return config.get("model_type") in SEEING and isinstance(config.get("vision_config"), dict)
+
+    def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.vision.front import LookFront
+
+        return LookFront.load(files, options)
+
+    def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+        from polymux.modalities.vision.program import load_looking
+
+        return load_looking(files, site, options)
+
+
+@hookimpl
+def pipelines() -> list[Pipeline]:
+    return [VisionLanguage()]
