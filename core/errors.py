@@ -87,6 +87,14 @@ class ModelNotFound(PolymuxError):
     code = "model_not_found"
 
 
+class NotFound(PolymuxError):
+    """A thing of the server's own (a file, a job) that is not there, or no longer."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
 class TooLarge(PolymuxError):
     status = 413
     type = "invalid_request_error"

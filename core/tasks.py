@@ -424,6 +424,9 @@ class Preview(msgspec.Struct):
     width: int
     height: int
     data: bytes
+    of_width: int = 0
+    """Of the picture itself."""
+    of_height: int = 0
 
 
 class Film(Paint, kw_only=True, omit_defaults=True):

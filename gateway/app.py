@@ -68,7 +68,7 @@ def create_app(
         *transcriptions.ENDPOINTS,
         speech.ENDPOINT,
         realtime.ENDPOINT,
-        images.ENDPOINT,
+        *images.ENDPOINTS,
         *models.ENDPOINTS,
         known_plugins.ENDPOINT,
         *health.ENDPOINTS,

@@ -17,6 +17,9 @@ PROTOCOL_KEY = b"openai-insecure-api-key."
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/docs", "/openapi.json"})
 
+OPEN_FOLDER = "/v1/images/files/"
+"""What lies there has a name that nobody can guess: whoever was given it may read it, a browser too."""
+
 
 class Auth:
     """Asks for `Authorization: Bearer KEY`, or `X-Api-Key: KEY`, when there are keys.
@@ -30,7 +33,7 @@ class Auth:
         self.secrets = secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self.digests or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] == "lifespan" or not self.digests or _is_open(scope["path"]) or self._admits(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is required"})
@@ -65,6 +68,10 @@ def read_tokens(scope: Scope) -> list[bytes]:
             offered = [protocol.strip() for protocol in value.split(b",")]
             tokens += [each.removeprefix(PROTOCOL_KEY) for each in offered if each.startswith(PROTOCOL_KEY)]
     return tokens
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _digest(key: bytes) -> bytes:

@@ -83,12 +83,13 @@ class FormResponse:
             self.form.close()
 
 
-async def read_form(request: Request, limit: int) -> Form:
-    """The whole body; the caller closes it. Keeps nothing of a body that exceeds `limit` bytes or is malformed.
+async def read_form(request: Request, limit: int, *, files: int = 1) -> Form:
+    """The whole body, with so many `files` at most; the caller closes it. Keeps nothing of a body that exceeds `limit`
+    bytes or is malformed.
 
     Raises `UnsupportedMedia`, `TooLarge`, `InvalidRequest`.
     """
-    parts = _Parts(_read_boundary(request))
+    parts = _Parts(_read_boundary(request), files)
     declared = request.headers.get("content-length", "")
     try:
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
@@ -113,7 +114,8 @@ async def read_form(request: Request, limit: int) -> Form:
 class _Parts:
     """Takes a body piece by piece and sorts its parts into a form."""
 
-    def __init__(self, boundary: bytes) -> None:
+    def __init__(self, boundary: bytes, files: int) -> None:
+        self._files = files
         self.form = Form()
         self._ended = False
         self._headers: dict[bytes, bytes] = {}
@@ -171,8 +173,9 @@ class _Parts:
         self._text.clear()
         self._upload = None
         if b"filename" in options:
-            if self.form.uploads:
-                raise InvalidRequest("only one file can be sent", param=self._name[:200], code="invalid_form")
+            if len(self.form.uploads) >= self._files:
+                most = "one file" if self._files == 1 else f"{self._files} files"
+                raise InvalidRequest(f"only {most} can be sent", param=self._name[:200], code="invalid_form")
             self._upload = Upload()
             self.form.uploads.append((self._name, self._upload))
 

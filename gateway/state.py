@@ -11,6 +11,7 @@ from polymux.gateway.limits import Gates
 from polymux.gateway.metrics import Metrics
 from polymux.gateway.realtime.secrets import Secrets
 from polymux.gateway.settings import GatewaySettings
+from polymux.gateway.shelf import Shelf
 
 if TYPE_CHECKING:
     from polymux.core.plugins import Plugins
@@ -26,6 +27,7 @@ class Gateway:
         self.metrics = Metrics(self.gates, service)
         self.secrets = Secrets()
         self.started = int(time.time())
+        self.shelf = Shelf()
         self.draining = False
         """Set on SIGTERM: `/readyz` says 503, answers close their connections, requests are still served."""
 

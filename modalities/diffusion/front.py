@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from polymux.core.engine.wire import unpack
-from polymux.core.errors import InvalidRequest, ModelError
+from polymux.core.errors import InternalError, InvalidRequest, ModelError
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Clip, Done, Film, Paint, Picture, Preview, Progress
 from polymux.core.vocabulary import Ended, Event, Output, Usage
@@ -160,7 +160,10 @@ class PaintFront(Front):
         return Source(pixels=fit_picture(picture, width, height), mask=mask, strength=strength)
 
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
-        return PaintPresenter(self.recipe.fps)
+        work = prepared.work
+        if not isinstance(work, PaintWork):
+            raise InternalError("a picture is presented that was not prepared")
+        return PaintPresenter(self.recipe.fps, (work.width, work.height))
 
     def describe(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -183,17 +186,20 @@ class PaintFront(Front):
 
 
 class PaintPresenter(Presenter):
-    """`fps` of clips."""
+    """`fps` of clips; `size`, width and height, of what is made."""
 
-    def __init__(self, fps: int) -> None:
+    def __init__(self, fps: int, size: tuple[int, int]) -> None:
         self.fps = fps
+        self.size = size
 
     def feed(self, event: Event) -> list[msgspec.Struct]:
         match event:
             case Output(kind=kind, body=body) if kind == PROGRESS:
                 return [unpack(body, Progress)]
             case Output(kind=kind, body=body) if kind == PREVIEW:
-                return [unpack(body, Preview)]
+                preview = unpack(body, Preview)
+                preview.of_width, preview.of_height = self.size
+                return [preview]
             case Output(kind=kind, body=body) if kind == PICTURE:
                 painted = unpack(body, Painted)
                 if painted.pixels.ndim == 4:

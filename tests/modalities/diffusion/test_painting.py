@@ -184,8 +184,10 @@ async def test_a_text_is_encoded_once(http: httpx.AsyncClient) -> None:
         ({"guidance": 1e9}, "guidance", "100"),
         ({"negative_prompt": "lazy"}, "true_cfg_scale", "need each other"),
         ({"prompt": "fox " * 600}, "prompt", "512"),
-        ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"partial_images": 2}, "partial_images", "previews"),
+        ({"response_format": "file"}, "response_format", "b64_json"),
+        ({"partial_images": 2}, None, "stream"),
+        ({"partial_images": 4, "stream": True}, "partial_images", ""),
+        ({"quality": "best"}, "quality", "balanced"),
         ({"output_compression": 10}, None, "jpeg"),
     ],
 )
