@@ -32,6 +32,7 @@ from polymux.gateway.routes import (
     tasks,
     tokens,
     transcriptions,
+    videos,
 )
 from polymux.gateway.routes import plugins as known_plugins
 from polymux.gateway.settings import GatewaySettings
@@ -69,6 +70,7 @@ def create_app(
         speech.ENDPOINT,
         realtime.ENDPOINT,
         *images.ENDPOINTS,
+        *videos.ENDPOINTS,
         *models.ENDPOINTS,
         known_plugins.ENDPOINT,
         *health.ENDPOINTS,

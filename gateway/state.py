@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from polymux.gateway.filming import FilmJobs
 from polymux.gateway.limits import Gates
 from polymux.gateway.metrics import Metrics
 from polymux.gateway.realtime.secrets import Secrets
@@ -28,6 +29,7 @@ class Gateway:
         self.secrets = Secrets()
         self.started = int(time.time())
         self.shelf = Shelf()
+        self.films = FilmJobs(self.shelf)
         self.draining = False
         """Set on SIGTERM: `/readyz` says 503, answers close their connections, requests are still served."""
 

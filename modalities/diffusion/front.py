@@ -173,7 +173,8 @@ class PaintFront(Front):
             "default_size": "x".join(map(str, self.recipe.size)),
         }
         if self.recipe.frames:
-            facts |= {"frames_per_second": self.recipe.fps, "default_frames": self.recipe.frames[0]}
+            default, apart = self.recipe.frames
+            facts |= {"frames_per_second": self.recipe.fps, "default_frames": default, "frames_apart": apart}
         return facts
 
     def _spell(self, text: str, param: str) -> Prompt:
