@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from polymux.core.compute.attention import AttentionContext, PackedContext
+from polymux.core.compute.attention import AttentionContext, PagedContext
 from polymux.core.compute.fast.operations import Operations, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
@@ -58,13 +58,11 @@ class TritonOperations(Operations):
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
-        if isinstance(context, PackedContext):
-            rotate_heads(merged, heads, kv_heads, layer.rotary.find(positions), norms)
+        turning = layer.rotary.find(positions)
+        if not isinstance(context, PagedContext) or not isinstance(context.backend, TritonAttention):
+            rotate_heads(merged, heads, kv_heads, turning, norms)
             query, key, value = merged.split([heads, kv_heads, kv_heads], dim=1)
             return context.attend(index, query, key, value, layer.options)
-        if not isinstance(context.backend, TritonAttention):
-            return super().attend(index, layer, merged, heads, kv_heads, positions, context)
         cache = context.cache[:, index]
-        turning = layer.rotary.find(positions)
         query = rotate_write(merged, heads, kv_heads, turning, norms, cache, context.batch)
         return context.backend.paged(query, cache, context.batch, layer.options)

@@ -13,7 +13,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from polymux.core.compute.attention import AttentionOptions, PackedRows
+from polymux.core.compute.attention import AttentionOptions, PackedContext, PackedRows
 from polymux.core.compute.body import TransformersBody, pack_texts
 from polymux.core.compute.device import open_device
 from polymux.core.compute.fast import build as build_module
@@ -89,6 +89,13 @@ class Packed(SdpaAttention):
         return attend_packed(query, key, value, rows.edges(query.device), rows.longest, options)
 
 
+class Bare:
+    """A context of somebody's own: it attends, and is no more than that."""
+
+    def __init__(self, context: PackedContext) -> None:
+        self.attend = context.attend
+
+
 @pytest.mark.parametrize("make", [tiny_bert, tiny_qwen3, tiny_gemma3], ids=lambda make: make.__name__)
 def test_bodies_on_fused_kernels_equal_the_reference(
     make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
@@ -104,8 +111,10 @@ def test_bodies_on_fused_kernels_equal_the_reference(
     with torch.inference_mode():
         texts = pack_texts(lists, device, Packed())
         found = fast.run(texts.ids, texts.places, None, texts.context)
+        bare = fast.run(texts.ids, texts.places, None, Bare(texts.context))  # type: ignore[arg-type]
         alone = [model(input_ids=texts.ids.new_tensor([ids])).last_hidden_state[0] for ids in lists]
     torch.testing.assert_close(found, torch.cat(alone), rtol=1e-4, atol=1e-4)
+    assert torch.equal(found, bare)
 
 
 @pytest.mark.parametrize("normed", [False, True])
