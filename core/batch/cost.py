@@ -1,40 +1,44 @@
-"""What a stage's launches cost, learned from those that were collected: ms = fixed + unit * units.
+"""What a stage's launches cost, learned from those that were collected.
 
-Least squares over recent launches. A decode step of a few tokens and a prompt of thousands differ by what every
-launch reads (the weights), so one price per token would be wrong for both.
+A decode step of a few tokens and a prompt of thousands differ by what every launch reads (the weights), so one price
+per token would be wrong for both: launches of short steps alone teach what a launch costs anyhow, the others what a
+unit of long work adds to it.
 """
 
 from __future__ import annotations
 
-MEMORY = 0.95
-"""What a launch's weight shrinks to with every later one."""
+NEWS = 0.2
+"""How much the latest launch counts."""
 
-SPREAD = 0.01
-"""Relative variance of sizes below which launches say nothing about the price of one more unit."""
+SURPRISE = 3.0
+"""A launch that took so many times what was to be expected (a kernel was compiled, a graph recorded) counts as no
+more than that."""
+
+TRUSTED = 8
+"""Launches after which there is something to expect."""
 
 
 class LaunchCost:
-    """Learned from (units, milliseconds) of launches; knows nothing until the first."""
+    """Learned from launches; knows nothing until the first."""
 
     def __init__(self) -> None:
-        self.fixed = 0.0
-        self.unit = 0.0
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self.base = 0.0
+        """Milliseconds of a launch without long work."""
+        self.price = 0.0
+        """Milliseconds that a unit of long work adds."""
+        self._launches = 0
 
-    def learn(self, units: int, ms: float) -> None:
-        self._weight = MEMORY * self._weight + 1.0
-        self._x = MEMORY * self._x + units
-        self._y = MEMORY * self._y + ms
-        self._xx = MEMORY * self._xx + units * units
-        self._xy = MEMORY * self._xy + units * ms
-        x, y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - x * x
-        if variance > SPREAD * x * x:
-            self.unit = max((self._xy / self._weight - x * y) / variance, 0.0)
-        elif not self.unit:
-            self.unit = y / x
-        self.fixed = max(y - self.unit * x, 0.0)
+    def learn(self, long: int, ms: float) -> None:
+        """A launch with so many units of long work took `ms`."""
+        self._launches += 1
+        if self._launches > TRUSTED and (self.price or not long):
+            ms = min(ms, SURPRISE * (self.base + self.price * long))
+        if not long:
+            self.base += (ms - self.base) * (NEWS if self.base else 1.0)
+        else:
+            price = max(ms - self.base, 0.0) / long
+            self.price += (price - self.price) * (NEWS if self.price else 1.0)
 
     def units_within(self, ms: float) -> float:
-        """How many units a launch of `ms` milliseconds has; without bound while nothing is known."""
-        return (ms - self.fixed) / self.unit if self.unit else float("inf")
+        """Units of long work that a launch of `ms` has room for; without bound while nothing is known."""
+        return (ms - self.base) / self.price if self.price else float("inf")

@@ -76,13 +76,13 @@ class Lane:
     # ---- plan ----
 
     def plan(self, slice_ms: float, crowded: bool) -> Plan | None:
-        """The next launch, or None. `crowded`: others want the device too, and the launch is cut to a slice of time.
+        """The next launch, or None.
 
-        Where rows take short steps, long ones beside them are cut to the slice as well: a long prompt must not hold
-        up the streams that run.
+        Its long work is cut to a slice of time when it is `crowded` (another lane wants the device), and when rows
+        that take short steps are not outnumbered by the others: a long prompt must not hold up the streams that run.
         """
         grants: list[Grant] = []
-        skipped, budget = self._run(self._budget(slice_ms) if crowded else self.stage.max_units, slice_ms, grants)
+        skipped, budget = self._run(slice_ms, crowded, grants)
         # room that preempted rows make belongs to the rows that needed it
         if not any(row.again for row in self.retiring) and not (skipped and not grants):
             self._admit(budget, grants)
@@ -95,24 +95,26 @@ class Lane:
             grant.row.inflight += 1
         return Plan(self.stage.name, grants)
 
-    def charge(self, ms: float, units: int) -> None:
-        """A launch of `units` units took `ms`."""
+    def charge(self, ms: float, plan: Plan) -> None:
+        """The plan's launch took `ms`."""
         self.virtual_ms += ms
-        self.cost.learn(units, ms)
+        self.cost.learn(sum(grant.count for grant in plan.grants if grant.count >= self.stage.least_units), ms)
 
     def _budget(self, slice_ms: float) -> int:
-        """Units that take a slice of time."""
+        """Units of long work that a slice of time has room for."""
         return int(max(self.stage.least_units, min(self.stage.max_units, self.cost.units_within(slice_ms))))
 
-    def _run(self, budget: int, slice_ms: float, grants: list[Grant]) -> tuple[bool, int]:
+    def _run(self, slice_ms: float, crowded: bool, grants: list[Grant]) -> tuple[bool, int]:
         """Grants for running rows: whether a row was left out because it cannot share the launch, and the units that
         are left for new rows."""
         least = self.stage.least_units
         wants = [(row, self.stage.want(row)) for row in self.running]
-        short = sum(wanted for _, wanted in wants if wanted < least)
-        room = budget - short
-        if short:
-            room = min(room, max(least, self._budget(slice_ms) - short))
+        short = [wanted for _, wanted in wants if 0 < wanted < least]
+        others = len(self.waiting) + sum(wanted >= least for _, wanted in wants)
+        budget = self.stage.max_units
+        room = budget - sum(short)
+        if crowded or len(short) >= others:
+            room = min(room, self._budget(slice_ms))
         skipped = False
         for row, wanted in wants:
             units = self.stage.cut(row, wanted, budget if wanted < least else room)

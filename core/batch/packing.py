@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -229,6 +230,30 @@ class Packer:
         count = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
         tokens = count * self._block
         return tokens if tokens >= SHARED_TOKENS else 0
+
+    def pack_idle(self, counts: list[int]) -> TokenBatch:
+        """A launch of padding, as rows of so many tokens each: it computes, but writes and means nothing."""
+        starts = [0, *accumulate(counts)]
+        upload = self._device.upload({"starts": starts, "lengths": counts})
+        ends, padding = upload["starts"][1:] - 1, self._tables.shape[0] - 1
+        idle = torch.full((starts[-1],), -1, dtype=torch.int64, device=self._tables.device)
+        slots = torch.full_like(idle, padding)
+        batch = PagedBatch(
+            starts,
+            counts,
+            self._block,
+            self._tables,
+            slots[: len(counts)],
+            upload["starts"],
+            upload["lengths"],
+            slots,
+            idle,
+            slab_table=self._slab_table,
+        )
+        order = torch.arange(len(counts), device=idle.device)
+        return TokenBatch(
+            torch.zeros_like(idle), idle, ends, order, PagedContext(self._attention, self._view, batch, self._slabs)
+        )
 
     def pack_step(self, slots: Tensor, positions: Tensor, shared: Tensor | None) -> TokenBatch:
         """One decode step in which everything is looked up by slot, (B,) each. Padding has position -1."""

@@ -74,6 +74,8 @@ class Residency:
             if isinstance(row, TokenRow | EncodeRow):
                 row.published = len(prefix)
                 self._promise(row)
+            if isinstance(row, TokenRow):
+                row.matched = len(prefix)
             if isinstance(row, TokenRow) and not row.preempted:
                 row.cached = row.done
                 self.queried += row.prompt_length
@@ -117,6 +119,8 @@ class Residency:
                 row.holding = Holding(self.pool, self.index, row.blocks)
                 row.job.own(row.holding)
             else:
+                if isinstance(row, TokenRow) and row.job.over and not row.generated:
+                    self._wipe(row.blocks[row.matched :])  # nobody ever saw whether they are finite
                 for block in reversed(row.blocks):
                     self.pool.release(block, keep=block in self.index)
         row.blocks = []
@@ -130,9 +134,7 @@ class Residency:
     def taint(self, row: Row) -> None:
         """The row's computation went wrong: nobody may reuse what it wrote."""
         if self.pool is not None:
-            for block in row.blocks:
-                self.index.forget(block)
-                self.pool.taint(block)
+            self._wipe(row.blocks)
 
     def publish(self, row: Row) -> None:
         """Index the row's full blocks that are computed by now."""
@@ -192,6 +194,12 @@ class Residency:
         for digest in row.digests[row.published :]:
             if self._promised.get(digest) is row:
                 del self._promised[digest]
+
+    def _wipe(self, blocks: list[int]) -> None:
+        if self.pool is not None:
+            for block in blocks:
+                self.index.forget(block)
+                self.pool.taint(block)
 
     def _blocks_for(self, units: int) -> int:
         return -(-units // self.pool.spec.units) if self.pool is not None else 0

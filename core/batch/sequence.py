@@ -124,6 +124,8 @@ class TokenRow(Row):
         self.cached = 0
         """Prompt tokens that the prefix index answered."""
         self.published = 0
+        self.matched = 0
+        """Blocks that it found computed when it was admitted."""
         self.resumed = 0
         """Tokens the row had when it got its slot; later ones were sampled into the slot."""
         self.tabled = 0

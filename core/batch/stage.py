@@ -66,6 +66,9 @@ class Stage(ABC):
     indivisible = False
     """What a row wants runs whole: one above the budget runs with what is left of it."""
 
+    def warm(self) -> None:
+        """Do now what would make the first launches slow: compile kernels, record graphs."""
+
     @abstractmethod
     def want(self, row: Row) -> int:
         """Units the row could run now; 0 while it waits for results or input."""

@@ -35,6 +35,12 @@ PROMPT_CHUNK = 64
 """Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
 
 
+NOT_FINITE = "the model's output was not finite for this request"
+
+WARM_COUNTS = ([1, 1, 32], [1, 200, 600])
+"""Tokens of the rows in launches that compile what mixed launches need: short and long chunks beside single tokens."""
+
+
 class TokenStage(Stage):
     """Decodes rows of one model. Rows are `TokenRow`s."""
 
@@ -76,6 +82,14 @@ class TokenStage(Stage):
     def capacity(self) -> int:
         """Tokens of the longest sequence that fits the cache when it is alone, and the model."""
         return self._packer.capacity
+
+    def warm(self) -> None:
+        if self._graphs is None:
+            return
+        with torch.inference_mode():
+            for counts in WARM_COUNTS:
+                self.model.forward(self._packer.pack_idle(counts))
+            self._graphs.record()
 
     # ---- what rows want ----
 
@@ -210,6 +224,8 @@ class TokenStage(Stage):
             guessed += len(grant.guesses)
             if row.reason is None and not row.ended.done and not row.job.over:
                 self._take_guessed(row, grant, places, results, outcomes)
+            elif not results["finite"][place]:  # nobody waits for the row, but its blocks must not be reused
+                outcomes.failed.append((row, InternalError(NOT_FINITE)))
         return outcomes
 
     def _take_guessed(
@@ -231,7 +247,7 @@ class TokenStage(Stage):
         """The host learns the row's newest token."""
         if not results["finite"][place]:
             row.reason = "error"
-            outcomes.failed.append((row, InternalError("the model's output was not finite for this request")))
+            outcomes.failed.append((row, InternalError(NOT_FINITE)))
             return
         request = row.request
         token = results["tokens"][place]

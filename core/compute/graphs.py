@@ -35,7 +35,7 @@ class _Recorded:
 
 
 class DecodeGraphs:
-    """Graphs of one stage's decode step, recorded when their size is first needed.
+    """Graphs of one stage's decode step, recorded when their size is first needed, or all at once.
 
     `padding` is a slot that no row ever has.
     """
@@ -47,6 +47,12 @@ class DecodeGraphs:
         self._input = torch.zeros(2 * most + 1, dtype=torch.int64, device=device)
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: dict[tuple[int, bool, Rules], _Recorded] = {}
+
+    def record(self) -> None:
+        """All sizes now, the largest first: the others then find the pool large enough."""
+        for size in reversed(self._sizes):
+            for sharing in (False, True):
+                self._find(size, sharing)
 
     def run(self, slots: list[int], positions: list[int], shared: int, rules: Rules = ()) -> tuple[Tensor, ...]:
         """What the step gives of the rows, valid until the next run.
@@ -66,6 +72,12 @@ class DecodeGraphs:
         self._input[: len(numbers)].copy_(pinned, non_blocking=True)
         recorded.graph.replay()
         return tuple(output[:rows] for output in recorded.outputs)
+
+    def _find(self, size: int, sharing: bool) -> _Recorded:
+        recorded = self._recorded.get((size, sharing))
+        if recorded is None:
+            recorded = self._recorded[size, sharing] = self._record(size, sharing)
+        return recorded
 
     def _record(self, size: int, sharing: bool, rules: Rules) -> _Recorded:
         # the warm-up compiles kernels; it must not write, so it runs on padding alone

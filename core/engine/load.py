@@ -66,10 +66,14 @@ def open_site(plugins: Plugins, device: Device, settings: SiteSettings) -> Site:
 
 
 def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
+    """The model's program, warm. Raises `ModelError` with its name."""
     files = ModelFiles(model.reference, Path(model.folder))
     pipeline = plugins.choose_pipeline(files, model.pipeline)
     try:
-        return pipeline.load(files, site, model.options)
+        program = pipeline.load(files, site, model.options)
+        for stage in program.stages:
+            stage.warm()
+        return program
     except PolymuxError as error:
         raise ModelError(f"model {model.name}: {error.message}") from error
     except Exception as error:

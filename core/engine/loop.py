@@ -195,7 +195,7 @@ class Loop:
             return
         now = time.monotonic()
         if ticket.work is None:
-            lane.charge((now - max(ticket.launched_at, self._collected_at)) * 1e3, ticket.plan.units)
+            lane.charge((now - max(ticket.launched_at, self._collected_at)) * 1e3, ticket.plan)
             self._collected_at = now
         for job in {grant.row.job for grant in ticket.plan.grants}:
             job.receipt.launches += 1

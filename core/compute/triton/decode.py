@@ -17,13 +17,13 @@ from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton.prefix import STRETCHES, attend_prefix
 from polymux.core.compute.triton.softmax import fold, fold_sink, load_tile, score
 
-PROGRAMS = 512
+PROGRAMS = 1024
 """Programs wanted at least, so that every multiprocessor of a large card has some."""
 
 MAX_SPLITS = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _read(
     query,
     cache,
@@ -40,8 +40,9 @@ def _read(
     value_stride,
     token_stride,
     head_stride,
+    splits,
     SHARED: tl.constexpr,
-    SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -64,7 +65,7 @@ def _read(
         begin = begin // TILE * TILE
     if SHARED > 0:
         begin = tl.minimum(tl.load(shared), length)
-    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), TILE) * TILE
+    share = tl.cdiv(tl.cdiv(length - begin, splits), TILE) * TILE
     first = begin + split * share
     last = tl.minimum(first + share, length)
     heads = tl.arange(0, GROUP)
@@ -92,7 +93,7 @@ def _read(
     if SINKS and split == 0:
         sink = tl.load(sinks + head, here, other=0.0).to(tl.float32)
         peak, total, mixed = fold_sink(peak, total, mixed, sink)
-    if SPLITS + SHARED == 1:
+    if WHOLE:
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + (row * HEADS + head[:, None]) * DIM + dims[None, :],
@@ -100,20 +101,20 @@ def _read(
             here[:, None] & fits[None, :],
         )
     else:
-        target = partial + ((row * HEADS + head) * (SHARED + SPLITS) + SHARED + split) * (DIM + 2)
+        target = partial + ((row * HEADS + head) * (SHARED + splits) + SHARED + split) * (DIM + 2)
         tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
         tl.store(target + DIM, peak, here)
         tl.store(target + DIM + 1, total, here)
 
 
-@triton.jit
-def _join(partial, out, PARTS, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+@triton.jit(do_not_specialize=["count"])
+def _join(partial, out, count, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, WIDE)
     fits = dims < DIM
     parts = tl.arange(0, BOUND)
-    real = parts < PARTS
-    base = partial + (head * PARTS + parts) * (DIM + 2)
+    real = parts < count
+    base = partial + (head * count + parts) * (DIM + 2)
     peaks = tl.load(base + DIM, real, other=float("-inf"))
     totals = tl.load(base + DIM + 1, real, other=0.0)
     peak = tl.max(peaks, axis=0)
@@ -187,8 +188,9 @@ def attend_singles(
         cache.stride(1),
         cache.stride(2),
         cache.stride(3),
-        common,
         splits,
+        common,
+        parts == 1,
         heads,
         kv_heads,
         group,
@@ -205,5 +207,5 @@ def attend_singles(
     if shared is not None:
         torch.cuda.current_stream().wait_stream(beside(query.device))
     if parts > 1:
-        _join[(rows * heads,)](partial, out, parts, triton.next_power_of_2(parts), dim, wide, num_warps=2)
+        _join[(rows * heads,)](partial, out, parts, 16 if parts <= 16 else 64, dim, wide, num_warps=2)
     return out

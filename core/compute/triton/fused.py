@@ -64,6 +64,10 @@ def gate(gate_up: Tensor, kind: str) -> Tensor:
     return out
 
 
+HEADS_TOGETHER = 8
+"""Heads of one token that a program rotates: one each would be more programs than a card starts in the time."""
+
+
 @triton.jit
 def _rotate_write(
     merged,
@@ -88,42 +92,47 @@ def _rotate_write(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     position = tl.load(positions + token)
     if position < 0:
         return
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     half = tl.arange(0, HALF)
-    mask = half < DIM // 2
-    source = merged + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
-    first = tl.load(source + half, mask, other=0.0).to(tl.float32)
-    second = tl.load(source + DIM // 2 + half, mask, other=0.0).to(tl.float32)
-    if head < HEADS + KV_HEADS:
-        if NORM:
-            weight = q_weight
-            if head >= HEADS:
-                weight = k_weight
-            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + eps)
-            first = first * scale * tl.load(weight + half, mask, other=0.0).to(tl.float32)
-            second = second * scale * tl.load(weight + DIM // 2 + half, mask, other=0.0).to(tl.float32)
-        turn = tl.load(turns + token) * DIM
-        cos = tl.load(cosines + turn + half, mask, other=0.0).to(tl.float32)
-        sin = tl.load(sines + turn + half, mask, other=0.0).to(tl.float32)
-        turned = first * cos - second * sin
-        second = second * cos + first * sin
-        first = turned
-    if head < HEADS:
-        target = query + (token * HEADS + head) * DIM
-    else:
-        block = tl.load(tables + tl.load(slots + token) * table_stride + position // BLOCK)
-        target = cache + block * block_stride + (position % BLOCK) * token_stride
-        if head < HEADS + KV_HEADS:
-            target += (head - HEADS) * DIM
-        else:
-            target += value_stride + (head - HEADS - KV_HEADS) * DIM
-    tl.store(target + half, first.to(target.dtype.element_ty), mask)
-    tl.store(target + DIM // 2 + half, second.to(target.dtype.element_ty), mask)
+    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & (half < DIM // 2)[None, :]
+    source = merged + (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + half[None, :]
+    first = tl.load(source, mask, other=0.0).to(tl.float32)
+    second = tl.load(source + DIM // 2, mask, other=0.0).to(tl.float32)
+    rotated = (head < HEADS + KV_HEADS)[:, None]
+    turn = tl.load(turns + token) * DIM
+    inside = half < DIM // 2
+    normed_first, normed_second = first, second
+    if NORM:
+        scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM + eps)[:, None]
+        asks = (head < HEADS)[:, None]
+        q_first = tl.load(q_weight + half, inside, other=0.0).to(tl.float32)[None, :]
+        q_second = tl.load(q_weight + DIM // 2 + half, inside, other=0.0).to(tl.float32)[None, :]
+        k_first = tl.load(k_weight + half, inside, other=0.0).to(tl.float32)[None, :]
+        k_second = tl.load(k_weight + DIM // 2 + half, inside, other=0.0).to(tl.float32)[None, :]
+        normed_first = first * scale * tl.where(asks, q_first, k_first)
+        normed_second = second * scale * tl.where(asks, q_second, k_second)
+    cos = tl.load(cosines + turn + half, inside, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sines + turn + half, inside, other=0.0).to(tl.float32)[None, :]
+    first = tl.where(rotated, normed_first * cos - normed_second * sin, first)
+    second = tl.where(rotated, normed_second * cos + normed_first * sin, second)
+    block = tl.load(tables + tl.load(slots + token) * table_stride + position // BLOCK)
+    place = block * block_stride + (position % BLOCK) * token_stride
+    values = value_stride + (head - HEADS - KV_HEADS) * DIM
+    place += tl.where(head < HEADS + KV_HEADS, (head - HEADS) * DIM, values)
+    own = query + (token * HEADS + head)[:, None] * DIM + half[None, :]
+    asked = mask & (head < HEADS)[:, None]
+    tl.store(own, first.to(query.dtype.element_ty), asked)
+    tl.store(own + DIM // 2, second.to(query.dtype.element_ty), asked)
+    kept = cache + place[:, None] + half[None, :]
+    written = mask & (head >= HEADS)[:, None]
+    tl.store(kept, first.to(cache.dtype.element_ty), written)
+    tl.store(kept + DIM // 2, second.to(cache.dtype.element_ty), written)
 
 
 def rotate_write(
@@ -145,7 +154,7 @@ def rotate_write(
     query = merged.new_empty(tokens, heads, dim)
     rotary, turns = turning
     q_weight, k_weight, eps = norms if norms is not None else (merged, merged, 0.0)
-    _rotate_write[(tokens, heads + 2 * kv_heads)](
+    _rotate_write[(tokens, triton.cdiv(heads + 2 * kv_heads, HEADS_TOGETHER))](
         merged,
         query,
         cache,
@@ -168,6 +177,7 @@ def rotate_write(
         triton.next_power_of_2(dim // 2),
         batch.block,
         norms is not None,
-        num_warps=1,
+        HEADS_TOGETHER,
+        num_warps=4,
     )
     return query

@@ -14,7 +14,7 @@ STRETCHES = 8
 """Stretches of the prefix, each read by programs of its own."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "parts"])
 def _read_prefix(
     query,
     cache,
@@ -29,8 +29,8 @@ def _read_prefix(
     value_stride,
     token_stride,
     head_stride,
+    parts,
     STRETCHES: tl.constexpr,
-    PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -67,7 +67,7 @@ def _read_prefix(
             keys, values = load_tile(base, table, places, seen, fits, block_stride, value_stride, token_stride, BLOCK)
             scores = tl.where(seen[None, :], score(q, keys, scale, SOFTCAP), float("-inf"))
             peak, total, mixed = fold(peak, total, mixed, scores, values)
-    target = partial + ((row * HEADS + head) * PARTS + stretch) * (DIM + 2)
+    target = partial + ((row * HEADS + head) * parts + stretch) * (DIM + 2)
     tl.store(target[:, None] + dims[None, :], mixed, here[:, None] & fits[None, :])
     tl.store(target + DIM, peak, here)
     tl.store(target + DIM + 1, total, here)
@@ -107,8 +107,8 @@ def attend_prefix(
         cache.stride(1),
         cache.stride(2),
         cache.stride(3),
-        STRETCHES,
         partial.shape[2],
+        STRETCHES,
         heads,
         kv_heads,
         dim,
