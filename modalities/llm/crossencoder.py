@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from polymux.core.batch.oneshot import OneShotModel
@@ -73,6 +73,24 @@ class CrossEncoder(OneShotModel):
     def load(cls, files: ModelFiles, site: Site, dtype: torch.dtype, *, tier: str = "fast") -> CrossEncoder:
         model = AutoModelForSequenceClassification.from_pretrained(files.folder, dtype=dtype)
         return cls(model.to(site.device.torch), site, tier=tier)
+
+    @classmethod
+    def judge(
+        cls, files: ModelFiles, site: Site, dtype: torch.dtype, words: tuple[int, int], *, tier: str = "fast"
+    ) -> CrossEncoder:
+        """A language model whose score is how much likelier the first of two words is than the second."""
+        model: Any = AutoModelForCausalLM.from_pretrained(files.folder, dtype=dtype)
+        return cls.ask(model.to(site.device.torch), site, words, tier=tier)
+
+    @classmethod
+    def ask(cls, model: Any, site: Site, words: tuple[int, int], *, tier: str = "fast") -> CrossEncoder:
+        """The same for a model that is loaded."""
+        yes, no = words
+        head = model.get_output_embeddings().weight.detach()
+        score = torch.nn.Linear(head.shape[1], 1, bias=False, device=head.device, dtype=head.dtype)
+        score.weight.data.copy_(head[yes] - head[no])  # the sigmoid of a difference is the softmax over the two
+        model.score = score
+        return cls(model, site, tier=tier)
 
     def forward(self, items: list[PairItem], slabs: list[Tensor]) -> list[Any]:
         texts = pack_texts([item.ids for item in items], self._device, self._attention)

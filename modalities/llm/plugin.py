@@ -73,7 +73,7 @@ class TextEmbedding(Pipeline):
 
 
 class TextRanking(Pipeline):
-    """Cross-encoders: a classifier of one label over two texts."""
+    """Cross-encoders (a classifier of one label over two texts), and language models that are told to judge."""
 
     name = "text-ranking"
     tasks = ("rank", "tokenize", "detokenize")
@@ -86,9 +86,10 @@ class TextRanking(Pipeline):
         return classifier and labels == 1 and reads_text_only(config) and files.has("tokenizer.json")
 
     def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.llm.judging import JudgeFront, is_judge
         from polymux.modalities.llm.ranking import RankFront
 
-        return RankFront.load(files, options)
+        return (JudgeFront if is_judge(files.config()) else RankFront).load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
         from polymux.modalities.llm.program import load_ranking

@@ -16,8 +16,10 @@ from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, InvalidRequest
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Score, Vector
+from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.crossencoder import CrossEncoder, PairItem
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
+from polymux.modalities.llm.judging import Judge, is_judge
 from polymux.modalities.llm.work import SCORE, VECTOR, EmbedWork, RankWork
 
 if TYPE_CHECKING:
@@ -95,7 +97,12 @@ class RankingProgram(Program):
 
 
 def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    encoder = CrossEncoder.load(files, site, read_dtype(options), tier=options.get("tier", "fast"))
+    dtype, tier = read_dtype(options), options.get("tier", "fast")
+    if is_judge(files.config()):
+        words = Judge.read(options).find_words(Tokenizer.load(files))
+        encoder = CrossEncoder.judge(files, site, dtype, words, tier=tier)
+    else:
+        encoder = CrossEncoder.load(files, site, dtype, tier=tier)
     stage = OneShotStage("rank", encoder, site, max_units=site.settings.max_units * 8, to_host=True)
     return RankingProgram(stage, encoder)
 

@@ -40,7 +40,7 @@ Open = Callable[[Site], Drafter]
 def disturb(model: torch.nn.Module, strength: float = 0.03) -> TransformersDecoder:
     """A copy that is often of the model's mind, and often not."""
     generator = torch.Generator().manual_seed(1)
-    other = build(lambda: type(model)(model.config))  # type: ignore[operator]
+    other = build(lambda: type(model)(copy.deepcopy(model.config)))  # type: ignore[operator]
     with torch.no_grad():
         for parameter, truth in zip(other.parameters(), model.parameters(), strict=True):
             parameter.copy_(truth + strength * torch.randn(truth.shape, generator=generator))
@@ -80,7 +80,8 @@ def test_draws_have_the_models_own_distribution(kind: str, sampling: Sampling) -
     with torch.no_grad():
         model.lm_head.weight *= 0.25  # every token has a chance
     truth = TransformersDecoder(copy.deepcopy(model))
-    prompt = [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 3, 2, 1]
+    random = Random(0)
+    prompt = [random.randrange(VOCABULARY) for _ in range(80)]  # whatever three tokens come, they came before
     drafter: Open = (
         (lambda site: LookupDrafter(4)) if kind == "lookup" else (lambda site: DraftModel(disturb(model), site, 4))
     )
