@@ -230,6 +230,14 @@ class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Texts that are drawn at a temperature above 0, the surest of which counts."""
 
 
+class HeardWord(msgspec.Struct, array_like=True):
+    """When a word was said, in seconds from the start of the recording."""
+
+    text: str
+    start: float
+    end: float
+
+
 class Segment(msgspec.Struct):
     """A stretch of speech, in seconds from the start of the recording; texts joined equal the joined `TextDelta`s."""
 
@@ -244,6 +252,8 @@ class Segment(msgspec.Struct):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: list[HeardWord] = []
+    """Empty where nobody asked for them."""
 
 
 class Reached(msgspec.Struct):

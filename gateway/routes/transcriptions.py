@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ from polymux.gateway.schemas.transcriptions import (
     TranscriptEvent,
     TranscriptionRequest,
     TranscriptSegment,
+    TranscriptWord,
     TranslationRequest,
     VerboseTranscript,
 )
@@ -85,7 +87,7 @@ async def _answer(request: Request, task: TaskName, schema: type[TranslationRequ
             response = StreamResponse(call, TranscriptStream())
         else:
             headers = JSON if body.response_format in ("json", "verbose_json") else TEXT
-            response = WholeResponse(call, WholeTranscript(task, body.response_format), headers)
+            response = WholeResponse(call, WholeTranscript(task, body.response_format, body.granularities), headers)
     except BaseException:
         form.close()
         raise
@@ -95,8 +97,9 @@ async def _answer(request: Request, task: TaskName, schema: type[TranslationRequ
 class WholeTranscript:
     """Collects text and segments, and writes them in the format that was asked for."""
 
-    def __init__(self, task: TaskName, format: str) -> None:
+    def __init__(self, task: TaskName, format: str, granularities: Sequence[str]) -> None:
         self.task = task
+        self.granularities = granularities
         self.format = format
         self.texts: list[str] = []
         self.segments: list[Segment] = []
@@ -124,13 +127,20 @@ class WholeTranscript:
                 return encode_model(Transcript(text=text, usage=usage, receipt=receipt))
         if self.heard is None:
             raise InternalError("the job did not say what it heard")
+        segments = [TranscriptSegment.of(segment) for segment in self.segments]
+        words = [
+            TranscriptWord(word=word.text, start=word.start, end=word.end)
+            for segment in self.segments
+            for word in segment.words
+        ]
         return encode_model(
             VerboseTranscript(
                 task=self.task,
                 language=self.heard.language,
                 duration=self.heard.seconds,
                 text=text,
-                segments=[TranscriptSegment.of(segment) for segment in self.segments],
+                segments=segments if "segment" in self.granularities else None,
+                words=words if "word" in self.granularities else None,
                 usage=usage,
                 receipt=receipt,
             )

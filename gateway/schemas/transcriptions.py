@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
 
 from polymux.core.tasks import Segment, Transcribe
 from polymux.core.vocabulary import Usage
@@ -70,6 +70,11 @@ class TranslationRequest(FormRequest):
             raise ValueError("condition_on_previous_text needs chunking_strategy seek")
         return self
 
+    @property
+    def granularities(self) -> Sequence[str]:
+        """What has times in a verbose answer."""
+        return ("segment",)
+
     def ask(self) -> Transcribe:
         chunking = self.chunking_strategy or Chunking(type="auto")
         return Transcribe(
@@ -103,14 +108,16 @@ class TranscriptionRequest(TranslationRequest):
             raise ValueError("with stream, response_format must be json or text")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise ValueError("timestamp_granularities needs response_format verbose_json")
-        if "word" in (self.timestamp_granularities or ()):
-            raise PydanticCustomError("unsupported_parameter", "word timestamps are not supported yet")
         return self
+
+    @property
+    def granularities(self) -> Sequence[str]:
+        return self.timestamp_granularities or ("segment",)
 
     def ask(self) -> Transcribe:
         ask = super().ask()
         ask.language = self.language
-        ask.words = "word" in (self.timestamp_granularities or ())
+        ask.words = "word" in self.granularities
         return ask
 
 
@@ -160,12 +167,21 @@ class TranscriptSegment(WireAnswer):
         return cls(**{name: getattr(segment, name) for name in cls.model_fields})
 
 
+class TranscriptWord(WireAnswer):
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscript(WireAnswer):
+    """`words` and `segments` as `timestamp_granularities` asks for them; segments where it does not ask."""
+
     task: Literal["transcribe", "translate"]
     language: str
     duration: float
     text: str
-    segments: list[TranscriptSegment]
+    segments: list[TranscriptSegment] | None = maybe()
+    words: list[TranscriptWord] | None = maybe()
     usage: DurationUsage
     receipt: ReceiptBody
 

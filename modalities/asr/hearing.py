@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.row import Signal
 from polymux.core.batch.sequence import TokenRequest, TokenRow
 from polymux.core.batch.tokens import TokenStage
@@ -18,10 +18,12 @@ from polymux.core.compute.rules import Only, Suppress, SuppressFirst
 from polymux.core.engine.job import Job
 from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
+from polymux.modalities.asr.alignment import Reading, start_alignment
 from polymux.modalities.asr.fallback import Attempt, Fallback, choose_attempt, measure_repetition
 from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
 from polymux.modalities.asr.rules import Timestamps
-from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.seek import STAMP
+from polymux.modalities.asr.tokens import STAMP_SECONDS, SpeechTokens
 from polymux.modalities.asr.windows import Window
 from polymux.modalities.asr.work import TranscribeWork, WindowText
 
@@ -44,8 +46,13 @@ class Hearing:
         tokens: SpeechTokens,
         reference: str,
         fallback: Fallback | None = None,
+        align: OneShotStage | None = None,
+        warp: OneShotStage | None = None,
     ) -> None:
+        """`align` and `warp` are the stages of `open_alignment` and `open_warping`: without them no word has a time."""
         self.encoder = encoder
+        self.align = align
+        self.warp = warp
         self.decoder = decoder
         self.tokens = tokens
         self.fallback = fallback
@@ -70,6 +77,8 @@ class Hearing:
                 language.set(await self.detect(job, heard))
             code = await language
             attempt = await self._attempt(job, work, heard, self._prompt(work.hotwords, before), code)
+            wanted = work.words and not attempt.silent
+            bounds = await self._time(job, heard, attempt.tokens, window, code) if wanted else []
         finally:
             job.drop(heard.slab)
         if attempt.silent:
@@ -81,6 +90,8 @@ class Hearing:
             temperature=attempt.temperature,
             avg_logprob=attempt.confidence,
             no_speech_prob=attempt.no_speech,
+            language=code,
+            bounds=bounds,
         )
 
     async def encode(self, job: Job, window: Window) -> Heard:
@@ -96,6 +107,22 @@ class Hearing:
         row = await self.start(job, request, heard)
         codes = {id: code for code, id in self.tokens.languages.items()}
         return codes[row.generated[0]]
+
+    async def _time(self, job: Job, heard: Heard, tokens: Sequence[int], window: Window, code: str) -> list[float]:
+        """Where each text token begins and the last one ends, in seconds of the window."""
+        words = [token for token in tokens if token < self.tokens.first_stamp]
+        if self.align is None or self.warp is None or not words:
+            return []
+        forced = self.tokens.forced(job.task, self.tokens.languages.get(code))
+        read = [*forced, self.tokens.no_timestamps, *words, self.tokens.end]
+        frames = self.decoder.model.slab.units if self.decoder.model.slab is not None else 0
+        sounding = min(frames, -(-len(window.samples) // STAMP))
+        reading = Reading(read, heard.slab.blocks[0], frames, sounding)
+        aligned = await start_alignment(job, self.align, reading, heard.slab)
+        # what follows <|notimestamps|> is the first word, and what follows the last word is the end
+        weights = aligned.result[len(forced) : -1].float().numpy()
+        warped = await job.start(self.warp, OneShotRow(job, weights, 1))
+        return [int(frame) * STAMP_SECONDS for frame in warped.result]
 
     def start(self, job: Job, request: TokenRequest, heard: Heard) -> TokenRow:
         """A decoder row that reads the window."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,13 +10,14 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.pipeline import Presenter
-from polymux.core.tasks import Done, Heard, Reached, Segment, TextDelta
+from polymux.core.tasks import Done, Heard, HeardWord, Reached, Segment, TextDelta
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
 from polymux.modalities.asr.audio import RATE
 from polymux.modalities.asr.fallback import measure_repetition
 from polymux.modalities.asr.languages import name_language
 from polymux.modalities.asr.tokens import STAMP_SECONDS, SpeechTokens
+from polymux.modalities.asr.words import split_words, time_words
 from polymux.modalities.asr.work import HEARD, REACHED, WINDOW, WindowText
 
 SHORTEST = 0.02
@@ -59,7 +61,8 @@ class TranscriptPresenter(Presenter):
 
     def _tell(self, window: WindowText) -> Iterator[msgspec.Struct]:
         offset = window.start / RATE
-        for stretch in split_stretches(window.tokens, self._tokens.first_stamp, window.count / RATE):
+        stretches = list(split_stretches(window.tokens, self._tokens.first_stamp, window.count / RATE))
+        for stretch, words in zip(stretches, self._time(window, stretches)):
             text = self._tokenizer.decode(stretch.tokens)
             if not text.strip():
                 continue
@@ -77,8 +80,25 @@ class TranscriptPresenter(Presenter):
                 avg_logprob=window.avg_logprob,
                 compression_ratio=measure_repetition(text),
                 no_speech_prob=window.no_speech_prob,
+                words=words,
             )
             self._segments += 1
+
+    def _time(self, window: WindowText, stretches: list[Stretch]) -> list[list[HeardWord]]:
+        """Each stretch's words, in the recording's own time."""
+        if not window.bounds:
+            return [[] for _ in stretches]
+        split = [split_words(stretch.tokens, self._tokenizer, window.language) for stretch in stretches]
+        timed = iter(time_words([word for words in split for word in words], window.bounds, window.count / RATE))
+        offset = window.start / RATE
+        return [
+            [
+                HeardWord(word.text, round(offset + word.start, 3), round(offset + word.end, 3))
+                for word in itertools.islice(timed, len(words))
+                if word.text
+            ]
+            for words in split
+        ]
 
 
 def split_stretches(tokens: list[int], first_stamp: int, seconds: float) -> Iterator[Stretch]:

@@ -29,6 +29,7 @@ from polymux.modalities.asr.scribe import Desk
 from polymux.modalities.asr.seek import Source, find_stride
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import RATE
+from polymux.modalities.asr.warping import open_warping
 from polymux.modalities.asr.whisper import load_whisper
 from polymux.modalities.asr.windows import SpeechCutter, Window
 from polymux.modalities.asr.work import (
@@ -62,7 +63,7 @@ class TranscriptionProgram(Program):
         self.work = {"transcribe": TranscribeWork, "translate": TranscribeWork, "listen": ListenWork}
         self.hearing = hearing
         self.stages = tuple(
-            stage for stage in (activity, hearing.encoder, hearing.decoder, desk and desk.align) if stage
+            stage for stage in (activity, hearing.encoder, hearing.decoder, hearing.align, hearing.warp) if stage
         )
         self._activity = activity
         self._desk = desk
@@ -150,7 +151,7 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     # decoders that were cut down (turbo, distil) do not follow the sound: 18% wrong with AlignAtt, 5% without
     policy = choose_policy(tokenizer, aligned=bool(heads) and config["decoder_layers"] == config["encoder_layers"])
     return TranscriptionProgram(
-        Hearing(encode, decode, tokens, files.reference, Fallback(tokenizer.decode)),
+        Hearing(encode, decode, tokens, files.reference, Fallback(tokenizer.decode), align, open_warping(site)),
         open_activity(SpeechDetector.load(device), site),
         encoder.samples,
         Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align),

@@ -60,6 +60,8 @@ class WindowText(msgspec.Struct, array_like=True):
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+    language: str = ""
+    """The code of the language it was heard in."""
     bounds: list[float] = []
     """Seconds from the window's start, one more than there are text tokens: token k is said between bounds k and
     k + 1. Empty where nobody asked for words."""

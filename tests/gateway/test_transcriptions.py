@@ -130,7 +130,6 @@ async def test_how_a_recording_is_cut_reaches_the_task(client: httpx.AsyncClient
         ({"language": ["en", "de"]}, "language"),
         ({"stream": "true", "response_format": "srt"}, None),
         ({"timestamp_granularities[]": ["segment"]}, None),
-        ({"timestamp_granularities[]": ["word"], "response_format": "verbose_json"}, None),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(

@@ -23,12 +23,14 @@ from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
 from polymux.modalities.asr.activity import open_activity
+from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.features import LogMel
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import FRAME
+from polymux.modalities.asr.warping import open_warping
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import AudioChunk, TranscribeWork
 
@@ -135,6 +137,8 @@ def drive(whisper) -> Callable[..., Driver]:
             TOKENS,
             "tiny",
             fallback,
+            open_alignment(Aligner(decoder, choose_heads(None, 3, 4), site), site),
+            open_warping(site),
         )
         program = TranscriptionProgram(hearing, open_activity(LoudnessDetector(), site), encoder.samples)
         return Driver(Loop(site, {"whisper": program}))
