@@ -59,52 +59,54 @@ class Aligner(OneShotModel):
         for layer, head in heads:
             self._heads.setdefault(layer, []).append(head)
 
+    def compatible(self, first: Any, item: Any) -> bool:
+        return first.frames == item.frames
+
     def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Tensor]:
-        starts = [0, *itertools.accumulate(len(item.tokens) for item in items)]
         ids = torch.tensor([token for item in items for token in item.tokens], device=self._device)
         positions = torch.cat([torch.arange(len(item.tokens)) for item in items]).to(self._device)
-        context = AligningContext(self._backend, self._slabs, items, starts, self._heads)
-        last = torch.tensor([starts[-1] - 1], device=self._device)
+        context = AligningContext(self._backend, self._slabs, items, self._heads)
+        last = ids.new_tensor([len(ids) - 1])
         self._decoder.run(TokenBatch(ids, positions, last, last, context))
-        return [average(torch.cat(found), item.sounding) for found, item in zip(context.found, items)]
+        weights = torch.cat(context.found, dim=1)
+        return [average(found[:, : len(item.tokens)], item.sounding) for found, item in zip(weights, items)]
 
 
 class AligningContext(PagedContext):
     """Rows see themselves and their slabs, nothing is cached; the weights of some heads are kept."""
 
     def __init__(
-        self,
-        backend: AttentionBackend,
-        slabs: Tensor,
-        items: list[Reading],
-        starts: list[int],
-        heads: dict[int, list[int]],
+        self, backend: AttentionBackend, slabs: Tensor, items: list[Reading], heads: dict[int, list[int]]
     ) -> None:
+        lengths = [len(item.tokens) for item in items]
         self.backend = SimpleNamespace(recordable=False)  # type: ignore[assignment]
-        self.found: list[list[Tensor]] = [[] for _ in items]
-        """Per row, by layer: (heads, tokens, frames)."""
+        self.found: list[Tensor] = []
+        """By layer: (rows, heads, longest row, frames)."""
         self._packed = backend.packed
-        self._slabs = slabs
-        self._items = items
-        self._rows = PackedRows(starts)
+        self._slabs = slabs[..., : items[0].frames, :, :]  # one copy of an excerpt is as good as all of them
         self._heads = heads
+        self._rows = PackedRows([0, *itertools.accumulate(lengths)])
+        self._shape = (len(items), max(lengths))
+        places = [row * max(lengths) + place for row, length in enumerate(lengths) for place in range(length)]
+        self._places = torch.tensor(places, device=slabs.device)
+        self._blocks = torch.tensor([item.block for item in items], device=slabs.device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return self._packed(query, key, value, self._rows, options)
 
     def attend_slab(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
-        mixed = torch.empty_like(query)
-        for row, (item, (start, end)) in enumerate(zip(self._items, itertools.pairwise(self._rows.starts))):
-            # one copy of an excerpt is as good as all of them
-            key, value = (each[: item.frames].transpose(0, 1) for each in self._slabs[item.block, layer])
-            asked = query[start:end].transpose(0, 1)
-            if layer in self._heads:
-                heads = self._heads[layer]
-                scores = asked[heads].float() @ key[heads].float().transpose(1, 2) * options.scale
-                self.found[row].append(scores.softmax(dim=-1))
-            attended = scaled_dot_product_attention(asked[None], key[None], value[None], scale=options.scale)
-            mixed[start:end] = attended[0].transpose(0, 1)
-        return mixed
+        """(T, heads, dim) queries of all rows, padded to the longest for this."""
+        rows, longest = self._shape
+        padded = query.new_zeros(rows * longest, *query.shape[1:])
+        padded[self._places] = query
+        asked = padded.unflatten(0, (rows, longest)).transpose(1, 2)
+        key, value = (each.transpose(1, 2) for each in self._slabs[:, layer][self._blocks].unbind(dim=1))
+        if layer in self._heads:
+            heads = self._heads[layer]
+            scores = asked[:, heads].float() @ key[:, heads].float().transpose(2, 3) * options.scale
+            self.found.append(scores.softmax(dim=-1))
+        mixed = scaled_dot_product_attention(asked, key, value, scale=options.scale)
+        return mixed.transpose(1, 2).flatten(0, 1)[self._places]
 
 
 def average(weights: Tensor, sounding: int) -> Tensor:
