@@ -1,0 +1,219 @@
+"""Sockets in real time on a CUDA card: streams of a large-v3 shape, paced by the wall clock, on random weights.
+
+Every stream sends 100 ms of sound ten times a second and commits an utterance every six seconds; each look at an
+unfinished utterance decodes a forced number of tokens and aligns them. A socket is in real time when its words keep
+up: the figures are the streams that did, and how late first words and last words were.
+
+PYTHONPATH=benchmarks python benchmarks/gpu/realtime.py --out benchmarks/results/RESULTS.jsonl
+PYTHONPATH=benchmarks python benchmarks/gpu/realtime.py --tiny
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from ledger import record
+from recognition import LARGE, TINY, TOKENS, build_model
+from torch import Tensor
+
+from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.tokens import TokenStage
+from polymux.core.compute.device import Device, open_device
+from polymux.core.compute.rules import LogitRule
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.engine.wire import pack, unpack
+from polymux.core.tasks import Commit, Hear, Leave
+from polymux.core.vocabulary import Failed, Output, Post, Submit
+from polymux.modalities.asr import scribe
+from polymux.modalities.asr.activity import Network, SpeechDetector, open_activity
+from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
+from polymux.modalities.asr.hearing import Hearing
+from polymux.modalities.asr.policies import AlignAtt, Hypothesis
+from polymux.modalities.asr.program import TranscriptionProgram
+from polymux.modalities.asr.scribe import Desk
+from polymux.modalities.asr.utterances import RATE
+from polymux.modalities.asr.whisper import split_whisper
+from polymux.modalities.asr.work import ListenWork, Written
+
+CHUNK = RATE // 10
+UTTERANCE = 60
+"""Chunks of one utterance."""
+FORCED = 8
+"""Tokens of one look: nearly three seconds of speech that are not told yet."""
+CERTAIN = 2
+"""Tokens that a look finds certain: four a second, as people speak."""
+LATE = 1.0
+"""Seconds after which last words are late."""
+HEADS = [(7, 0), (10, 17), (12, 18), (13, 12), (16, 1), (17, 14), (19, 11), (21, 4), (24, 1), (25, 6)]
+
+
+class Forced(LogitRule):
+    """The end comes after `FORCED` tokens, and only then."""
+
+    width = 1
+
+    def begin(self) -> Sequence[int]:
+        return (0,)
+
+    def apply(self, logits: Tensor, states: Tensor) -> Tensor:
+        over = states >= FORCED
+        ends = torch.arange(logits.shape[1], device=logits.device)[None] == TOKENS.end
+        return logits.masked_fill(over ^ ends, float("-inf"))
+
+    def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return states + 1
+
+
+class Steady(AlignAtt):
+    """Aligned like AlignAtt; how much is certain is given, for random weights attend anywhere."""
+
+    def judge(self, hypothesis: Hypothesis) -> int:
+        return min(CERTAIN, len(hypothesis.tokens))
+
+    def trim(self, hypothesis: Hypothesis) -> int:
+        return len(hypothesis.tokens)
+
+
+def build_loop(args: argparse.Namespace) -> Loop:
+    if args.tiny:
+        device, backends = Device(), ()
+    else:
+        from polymux.core.compute.triton.attention import TritonAttention
+
+        device, backends = open_device("cuda"), (TritonAttention(),)
+    shape = TINY if args.tiny else LARGE
+    model = build_model(shape, str(device.torch), torch.float32 if args.tiny else torch.bfloat16)
+    settings = SiteSettings(max_rows=2 * args.streams, max_units=4096, cache_bytes=args.cache << 30, slice_ms=20.0)
+    site = Site(device, settings, backends)
+    encoder, decoder = split_whisper(model)
+    encode = OneShotStage("encode", encoder, site, max_units=args.together, max_rows=args.together)
+    decode = TokenStage("decode", decoder, site)
+    heads = choose_heads(None if args.tiny else HEADS, shape["decoder_layers"], shape["decoder_attention_heads"])
+    align = open_alignment(Aligner(decoder, heads, site), site)
+    desk = Desk(encode, decode, TOKENS, "random", encoder.frames, lambda: Steady(lambda token: True), align)
+    desk.rules = desk.first_rules = (Forced(),)
+    network = Network()
+    with torch.no_grad():
+        network.final_conv.bias.fill_(20.0)  # whatever is heard is speech
+    activity = open_activity(SpeechDetector(network, site.device.torch), site)
+    hearing = Hearing(encode, decode, TOKENS, "random")
+    return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples, desk)})
+
+
+class Streams:
+    """All sockets: when each sends, and when its words came."""
+
+    def __init__(self, loop: Loop, count: int, seconds: float) -> None:
+        self.loop = loop
+        self.count = count
+        self.first: list[float] = []
+        """Seconds from the beginning of each utterance to its first words."""
+        self.last: list[list[float]] = [[] for _ in range(count)]
+        """By stream, seconds from each commit to the last words."""
+        self.behind = 0.0
+        """Seconds that the sender itself was late at worst: the loop was busy."""
+        self._begun: dict[tuple[int, int], float] = {}
+        self._committed: dict[tuple[int, int], float] = {}
+        rng = np.random.default_rng(0)
+        sound = rng.normal(0, 0.1, CHUNK * 64).astype(np.float32)
+        self._chunks = [pack(Hear(sound[start : start + CHUNK])) for start in range(0, len(sound), CHUNK)]
+        # streams begin one after the other within an utterance, so that their commits are spread
+        chunks = int(seconds * 10) // UTTERANCE * UTTERANCE
+        self._due = sorted(
+            (stream * UTTERANCE / 10 / count + place / 10, stream, place)
+            for stream in range(count)
+            for place in range(1, chunks + 1)
+        )
+
+    def run(self) -> None:
+        work = pack(ListenWork(language="en"))
+        for stream in range(self.count):
+            self.loop.handle(Submit(str(stream), "whisper", "listen", work))
+        start = time.perf_counter()
+        place = 0
+        while place < len(self._due) or self._committed:
+            now = time.perf_counter() - start
+            while place < len(self._due) and self._due[place][0] <= now:
+                self.behind = max(self.behind, now - self._due[place][0])
+                self._send(*self._due[place])
+                place += 1
+            if not self.loop.step():
+                time.sleep(0.0005)
+            for report in self.loop.take_reports():
+                self._take(report, time.perf_counter() - start)
+        for stream in range(self.count):
+            self.loop.handle(Post(str(stream), pack(Leave())))
+        while self.loop.jobs:
+            self.loop.step()
+        self.loop.step()
+        self.loop.check_integrity()
+
+    def _send(self, due: float, stream: int, place: int) -> None:
+        utterance = (place - 1) // UTTERANCE
+        self._begun.setdefault((stream, utterance), due - 0.1)
+        self.loop.handle(Post(str(stream), self._chunks[(stream + place) % len(self._chunks)]))
+        if place % UTTERANCE == 0:
+            self.loop.handle(Post(str(stream), pack(Commit())))
+            self._committed[stream, utterance] = due
+
+    def _take(self, report: object, now: float) -> None:
+        if isinstance(report, Failed):
+            raise RuntimeError(report.error)
+        if not (isinstance(report, Output) and report.kind == Written.__name__):
+            return
+        written = unpack(report.body, Written)
+        key = (int(report.job), written.index)
+        if key in self._begun and written.tokens:
+            self.first.append(now - self._begun.pop(key))
+        if written.last:
+            self.last[key[0]].append(now - self._committed.pop(key))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=36.0)
+    parser.add_argument("--together", type=int, default=16, help="windows of one encoder pass")
+    parser.add_argument("--cache", type=int, default=64, help="GiB")
+    parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.tiny:
+        args.streams, args.seconds, args.cache = 3, 12.0, 2
+    scribe.UNSURE = -float("inf")  # random weights are sure of nothing
+    gc.collect()
+    gc.freeze()
+    loop = build_loop(args)
+    Streams(loop, min(args.streams, 8), 6.0).run()  # warms up
+    streams = Streams(loop, args.streams, args.seconds)
+    streams.run()
+    kept = sum(max(late) <= LATE for late in streams.last)
+    first, last = np.array(streams.first), np.array([late for each in streams.last for late in each])
+    figures = {
+        f"large-v3 shape, {args.streams} sockets: those whose last words were never later than {LATE:g} s": (
+            kept,
+            "sockets",
+        ),
+        f"large-v3 shape, {args.streams} sockets: first words after speech begins, p95": (
+            np.quantile(first, 0.95),
+            "s",
+        ),
+        f"large-v3 shape, {args.streams} sockets: last words after its end, p95": (np.quantile(last, 0.95), "s"),
+    }
+    for metric, (value, unit) in figures.items():
+        print(f"{metric}: {value:.2f} {unit}", flush=True)
+        if args.out:
+            hardware = "CPU" if args.tiny else torch.cuda.get_device_name()
+            record("realtime", metric, float(value), unit, hardware=hardware, results=args.out)
+    print(f"the sender was at most {streams.behind:.2f} s late; {len(last)} utterances", flush=True)
+
+
+if __name__ == "__main__":
+    main()
