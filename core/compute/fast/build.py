@@ -111,13 +111,15 @@ class Recorder(PackedContext):
         return super().attend(layer, query, key, value, options)
 
 
-def check_batch(model: nn.Module, vocabulary: int, axes: int = 1, inlay: CacheSpec | None = None) -> TokenBatch:
+def check_batch(
+    model: nn.Module, vocabulary: int, context: int, axes: int = 1, inlay: CacheSpec | None = None
+) -> TokenBatch:
     """Two rows of random tokens; what it is run with is a `Recorder`. Where pictures may stand, also the places of
-    some vectors, and positions of its own on each axis."""
+    some vectors, and positions of its own on each axis. No position is beyond `context`."""
     device = device_of(model)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (sum(CHECK_ROWS),), generator=generator).to(device)
-    positions = torch.cat([torch.arange(length) for length in CHECK_ROWS]).to(device)
+    positions = torch.cat([torch.arange(length) for length in CHECK_ROWS]).clamp(max=context - 1).to(device)
     if axes > 1:
         positions = torch.stack([positions, *(positions // (2 + axis) + axis for axis in range(1, axes))])
     starts = [0, CHECK_ROWS[0], sum(CHECK_ROWS)]
@@ -136,13 +138,13 @@ def _read(
 ) -> _Sketch:
     backbone = find_backbone(model)
     layers = read_layers(model)
-    batch = check_batch(model, shape.vocabulary, shape.axes, inlay)
+    length = min(shape.context, positions or shape.context)
+    batch = check_batch(model, shape.vocabulary, length, shape.axes, inlay)
     with torch.inference_mode():
         expected = run(batch).float()
     recorder = batch.context
     if not isinstance(recorder, Recorder) or set(recorder.options) != set(range(len(layers))):
         raise Unfamiliar("its layers do not attend once each")
-    length = min(shape.context, positions or shape.context)
     example = layers[0].q.weight.detach()[:1, :1]
     tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):

@@ -89,7 +89,8 @@ def accelerate_encoder(reference: TransformersBody, make: MakeLinear | None = No
     if not isinstance(getattr(model, "embeddings", None), nn.Module):
         raise Unfamiliar("it has no embeddings that stand alone")
     found = [_read_layer(layer) for layer in _find_layers(model)]
-    batch = check_batch(model, reference.config.vocab_size)
+    config = reference.config
+    batch = check_batch(model, config.vocab_size, config.max_position_embeddings - reference.first)
     recorder = batch.context
     if not isinstance(recorder, Recorder):
         raise Unfamiliar("its attention cannot be watched")

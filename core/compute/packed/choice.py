@@ -41,9 +41,14 @@ class MeasuredAttention(PackedBackend):
     def able(
         self, dtype: torch.dtype, dim: int, options: AttentionOptions, device: torch.device
     ) -> list[AttentionBackend]:
-        """The candidates that claim this kind of attention, and have shown it."""
+        """The candidates that claim this kind of attention, and have shown it.
+
+        The reference only where there is no other: it goes row by row, and torch's choice behind it may be a library
+        that prepares a plan for every length it has not seen.
+        """
         claiming = [backend for backend in self.candidates if backend.claims(options)]
-        return [backend for backend in claiming if try_packed(backend, device, dtype, dim, options) is None]
+        shown = [backend for backend in claiming if try_packed(backend, device, dtype, dim, options) is None]
+        return [backend for backend in shown if not isinstance(backend, SdpaAttention)] or shown
 
     def _choose(self, query: Tensor, key: Tensor, options: AttentionOptions, length: int) -> AttentionBackend:
         heads, dim = query.shape[1:]

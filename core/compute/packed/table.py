@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 import msgspec
 import torch
@@ -120,11 +121,10 @@ class Table:
 
 
 def measure(backend: AttentionBackend, case: Case, device: torch.device) -> float:
-    """Milliseconds of one layer's attention over rows of the case's length, the median of some runs."""
-    count = max(1, TOKENS[device.type] // case.length)
-    merged = torch.randn(count * case.length, case.heads + 2 * case.kv_heads, case.dim, device=device).to(case.dtype)
+    """Milliseconds of one layer's attention over rows of up to the case's length, the median of some runs."""
+    starts = draw_rows(case.length, TOKENS[device.type])
+    merged = torch.randn(starts[-1], case.heads + 2 * case.kv_heads, case.dim, device=device).to(case.dtype)
     query, key, value = merged.split([case.heads, case.kv_heads, case.kv_heads], dim=1)
-    starts = list(range(0, (count + 1) * case.length, case.length))
     edges = torch.tensor(starts, dtype=torch.int32, device=device)
     options = replace(case.options, sinks=None if case.options.sinks is None else case.options.sinks.to(device))
     times = []
@@ -137,6 +137,15 @@ def measure(backend: AttentionBackend, case: Case, device: torch.device) -> floa
             wait(device)
             times.append((time.perf_counter() - began) * 1e3)
     return sorted(times[2:])[RUNS // 2]
+
+
+def draw_rows(longest: int, tokens: int) -> list[int]:
+    """Where rows start, of lengths as requests have them: all kinds up to the longest, some `tokens` together."""
+    draw = Random(0)
+    starts = [0, longest]
+    while starts[-1] < tokens:
+        starts.append(starts[-1] + draw.randint(max(1, longest // 16), longest))
+    return starts
 
 
 def wait(device: torch.device) -> None:

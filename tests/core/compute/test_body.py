@@ -116,6 +116,19 @@ def test_an_unfamiliar_structure_stays_on_the_reference_and_the_log_says_why(cap
     assert "as a decoder, its decoder has no embed_tokens" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LlamaModel(LlamaConfig(**SIZES, num_attention_heads=4, max_position_embeddings=4)),
+        lambda: RobertaModel(RobertaConfig(**SIZES, num_attention_heads=4, max_position_embeddings=6)),
+    ],
+    ids=["llama", "roberta"],
+)
+def test_a_model_of_a_few_positions_is_checked_within_them(make: Callable[[], torch.nn.Module]) -> None:
+    """A depth decoder has no more than codebooks."""
+    assert not isinstance(prepare_body(build(make)), TransformersBody)
+
+
 def test_quantized_layers_are_merged_and_stay_close() -> None:
     model = build(tiny_bert)
     quantized = prepare_body(copy.deepcopy(model), quantization="int8")
