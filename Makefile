@@ -1,10 +1,11 @@
 # make serve   environment, install, starter models, server on 127.0.0.1:8000
 # make test    the same set-up, then every test that takes a few seconds
+# make docs    the documentation, in site/
 # make lint    style
 # make setup   only the environment; the command is then .venv/bin/polymux
 
 .DELETE_ON_ERROR:
-.PHONY: setup models serve test slow lint clean
+.PHONY: setup models serve test slow lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml setup.py $(PLUGINS:%=%/pyproject.toml)
 	$(BIN)/python -m pip install --disable-pip-version-check -q "pip>=24" "setuptools>=77"
 	@echo "installing polymux and what it stands on (about 6 GB and a few minutes the first time)"
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-build-isolation \
-		-e ".[test,dev,gguf]" $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+		-e ".[test,dev,docs,gguf]" $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	touch $@
 
 models: setup
@@ -37,9 +38,14 @@ test: models
 slow: models
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
+# the contract's page is written from the code; a test fails when it was forgotten
+docs: setup
+	$(BIN)/python -m polymux.core.plugins.contract > docs/contract.md
+	$(BIN)/python -m mkdocs build --strict
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .mypy_cache
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .mypy_cache

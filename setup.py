@@ -16,5 +16,7 @@ for folder in FOLDERS:
 setup(
     packages=packages,
     package_dir={"polymux": "polymux", **{f"polymux.{folder}": folder for folder in FOLDERS}},
-    package_data={"": ["py.typed", "*.cpp", "*.html", "*.css", "*.js", "*.svg"]},
+    package_data={
+        "": ["py.typed", "*.cpp", "*.html", "*.css", "*.js", "*.svg", "templates/*/*.txt", "templates/*/*/*.txt"]
+    },
 )

@@ -92,6 +92,7 @@ class Client:
             yield from response.iter_bytes()
 
     def close(self) -> None:
+        """Give up the connections."""
         self._http.close()
 
     def __enter__(self) -> Client:

@@ -46,6 +46,7 @@ class PolymuxError(Exception):
         self.retry_after = retry_after
 
     def to_wire(self) -> dict[str, Any]:
+        """The error as plain data, for another process."""
         return {
             "status": self.status,
             "type": self.type,
@@ -67,11 +68,15 @@ class PolymuxError(Exception):
 
 
 class InvalidRequest(PolymuxError):
+    """The user can fix the request; `param` names the field."""
+
     status = 400
     type = "invalid_request_error"
 
 
 class ContextTooLong(InvalidRequest):
+    """More than the model reads."""
+
     code = "context_length_exceeded"
 
 
@@ -136,6 +141,8 @@ class DeadlineExceeded(PolymuxError):
 
 
 class InternalError(PolymuxError):
+    """Our fault, never the request's."""
+
     code = "internal_error"
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.models import ModelSource
-from polymux.core.tasks import BUILT_IN
 from polymux.core.vocabulary import Task
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 @hookimpl
 def tasks() -> list[Task]:
+    from polymux.core.tasks import BUILT_IN  # needs numpy, which would double the time of `polymux --help`
+
     return list(BUILT_IN)
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from polymux.core.hooks import hookimpl
+
+
+@hookimpl
+def checks() -> list[Path]:
+    from polymux.gateway import conformance
+
+    return sorted(Path(conformance.__file__).parent.glob("check_*.py"))
 
 
 @hookimpl

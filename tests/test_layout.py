@@ -16,7 +16,7 @@ FOLDERS = {
     "gateway": "polymux/gateway",
     "modalities": "polymux/modalities",
 }
-SHIPPED = {".py", ".typed", ".cpp", ".html", ".css", ".js", ".svg"}
+SHIPPED = {".py", ".typed", ".cpp", ".html", ".css", ".js", ".svg", ".txt"}
 
 
 def run_python(code: str, folder: Path, *options: str) -> str:

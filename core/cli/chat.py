@@ -9,7 +9,6 @@ import typer
 
 from polymux.core.cli.output import tell
 from polymux.core.errors import InvalidRequest, PolymuxError
-from polymux.core.tasks import CHAT, Chat, Sampling, TextDelta
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,7 +45,7 @@ def run_model(ctx: typer.Context, model: Model, prompt: Prompt = None) -> None:
 
 def check_chats(service: Service, name: str) -> None:
     tasks = service.find(name).tasks
-    if CHAT.name not in tasks:
+    if "chat" not in tasks:
         raise InvalidRequest(f"{name} serves {', '.join(tasks)}, not chat; `polymux serve {name}` serves it")
 
 
@@ -82,9 +81,11 @@ def converse(runner: asyncio.Runner, service: Service) -> None:
 
 async def answer(service: Service, messages: list[dict[str, Any]]) -> str:
     """Stream the model's reply to stdout, greedily so that it can be had again; returns it."""
+    from polymux.core.tasks import Chat, Sampling, TextDelta  # needs numpy: `--help` must not
+
     ask = Chat(messages=messages, sampling=Sampling(temperature=0.0))
     parts: list[str] = []
-    async with service.open(service.names()[0], CHAT.name, ask) as answers:
+    async with service.open(service.names()[0], "chat", ask) as answers:
         async for part in answers:
             if isinstance(part, TextDelta):
                 parts.append(part.text)

@@ -143,17 +143,21 @@ class Job:
     # ---- for the loop ----
 
     def post(self, body: msgspec.Raw) -> None:
+        """A message for the program has arrived."""
         self._inbox.append(body)
         self._posted.set()
 
     def own(self, holding: Holding) -> None:
+        """Keep what a row left behind until the job drops it or ends."""
         self.holdings.append(holding)
 
     def mark_first(self) -> None:
+        """The caller sees something of this job: the first time is noted."""
         if not self.receipt.first_ms:
             self.receipt.first_ms = (time.monotonic() - self.arrived) * 1e3
 
     def end_row(self, row: Row, error: PolymuxError | None = None) -> None:
+        """A row is through, or failed with an error."""
         self.rows.pop(row, None)
         if row.admitted_at is not None:
             self.receipt.queued_ms = max(self.receipt.queued_ms, (row.admitted_at - row.queued_at) * 1e3)

@@ -42,6 +42,8 @@ class SiteSettings:
 
 @dataclass
 class Site:
+    """What a pipeline finds when it is loaded: the device, its memory, and what plugins brought for both."""
+
     device: Device = field(default_factory=Device)
     settings: SiteSettings = field(default_factory=SiteSettings)
     attention_backends: tuple[AttentionBackend, ...] = ()

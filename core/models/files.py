@@ -39,6 +39,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool:
+        """Whether there is a file or folder of that name."""
         return (self.folder / name).exists()
 
     def weights(self) -> list[Path]:

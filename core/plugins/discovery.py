@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import tomllib
 from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -29,14 +30,16 @@ def load_plugins(
 ) -> Plugins:
     """Find and register every plugin: core's own, installed ones, then those under `folders`.
 
-    `disable` leaves some out; with `enable`, all but those and core's own are left out. Raises `ConfigError` for a
-    folder that is not there or for a name that no plugin has; a fault inside a plugin raises nothing (see
-    `Plugin.fault`).
+    A project under `folders` takes the place of the installed plugin of its name. `disable` leaves some out; with
+    `enable`, all but those and core's own are left out. Raises `ConfigError` for a folder that is not there or for a
+    name that no plugin has; a fault inside a plugin raises nothing (see `Plugin.fault`).
     """
+    beside = [plugin for folder in folders for plugin in find_in_folder(Path(folder))]
+    projects = {plugin.name for plugin in beside if (Path(plugin.origin) / "pyproject.toml").exists()}
     found = [
         *(Plugin(name, ORIGIN, partial(importlib.import_module, module)) for name, module in BUILT_IN.items()),
-        *find_installed(),
-        *(plugin for folder in folders for plugin in find_in_folder(Path(folder))),
+        *(plugin for plugin in find_installed() if plugin.name not in projects),
+        *beside,
     ]
     unwanted, wanted = set(disable), set(enable)
     refuse_unknown(unwanted, found, "disable")
@@ -75,17 +78,43 @@ def find_installed() -> list[Plugin]:
 
 
 def find_in_folder(folder: Path) -> list[Plugin]:
-    """Plugins at a path: a single file, a package, or every file and package in a folder."""
+    """Plugins at a path: a single file, a package, a project, or all of these in a folder.
+
+    A project (a pyproject.toml with entry points of the group `polymux`) is found without being installed.
+    """
     if not folder.exists():
         raise ConfigError(f"plugin folder {folder} does not exist", param="plugins.dirs")
     if folder.is_file() or (folder / "__init__.py").exists():
         return [describe_file(folder)]
-    return [
-        describe_file(path)
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(("_", "."))
-        and ((path.is_file() and path.suffix == ".py") or (path / "__init__.py").exists())
-    ]
+    if (folder / "pyproject.toml").exists():
+        return find_in_project(folder)
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(("_", ".")):
+            continue
+        if (path.is_file() and path.suffix == ".py") or (path / "__init__.py").exists():
+            found.append(describe_file(path))
+        elif (path / "pyproject.toml").exists():
+            found += find_in_project(path)
+    return found
+
+
+def find_in_project(project: Path) -> list[Plugin]:
+    """The entry points that a project's pyproject.toml declares; none when it is not valid TOML."""
+    try:
+        tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    points = tables.get("project", {}).get("entry-points", {}).get(GROUP, {})
+    return [Plugin(name, str(project), partial(import_from, project, module)) for name, module in points.items()]
+
+
+def import_from(project: Path, module: str) -> ModuleType:
+    """Import a module of a project that need not be installed. Its folder comes last, and shadows nothing."""
+    home = str((project / "src" if (project / "src").is_dir() else project).absolute())
+    if home not in sys.path:
+        sys.path.append(home)
+    return importlib.import_module(module)
 
 
 def describe_file(path: Path) -> Plugin:

@@ -26,3 +26,5 @@ class Example:
     """The model's options, as in `[models.NAME]`."""
     tolerance: float = 0.0
     """How far a number may be in a batch from the one alone, relative to the largest; texts leave no room."""
+    dtype: str = "u1"
+    """What the bytes of an answer hold, as numpy calls it: "<f4" for vectors, "<i2" for sound."""

@@ -10,6 +10,9 @@ from typing import Any
 
 from polymux.core.plugins.watch import Cost
 
+MAY_BE_HEAVY = ("attention_backends", "quantizers", "step_caches", "examples", "checks")
+"""Hooks that may import torch."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -46,10 +49,12 @@ class Plugin:
     """Call -> what it cost: `import`, and every hook that was called."""
 
     def record(self, call: str, cost: Cost) -> None:
+        """Keep what a call cost, and what there is to say about it."""
         self.trace[call] = cost
-        self.notes += cost.warn(call)
+        self.notes += cost.warn(call, free=call in MAY_BE_HEAVY)
 
     def describe(self) -> dict[str, Any]:
+        """The facts as plain data, for people and programs."""
         return {
             "name": self.name,
             "origin": self.origin,

@@ -52,15 +52,19 @@ class Plugins:
         self._answers: dict[str, list[tuple[Plugin, list[Any]]]] = {}
 
     def tasks(self) -> list[Task]:
+        """Every task, the built-in ones first."""
         return self._collect("tasks")
 
     def pipelines(self) -> list[Pipeline]:
+        """Every pipeline, in the order in which they are asked whether they accept a model."""
         return self._collect("pipelines")
 
     def named_models(self) -> list[NamedModel]:
+        """Every model that a plugin gave a name."""
         return self._collect("named_models")
 
     def model_sources(self) -> list[ModelSource]:
+        """Every source, core's own first."""
         return self._collect("model_sources")
 
     def attention_backends(self) -> list[AttentionBackend]:
@@ -79,6 +83,7 @@ class Plugins:
         return self._collect("call_formats")
 
     def step_caches(self) -> list[StepCaching]:
+        """Every step cache that plugins bring beside core's own."""
         return self._collect("step_caches")
 
     def examples(self) -> list[Example]:
@@ -86,12 +91,15 @@ class Plugins:
         return self._collect("examples")
 
     def checks(self) -> list[Path]:
+        """Every file of checks."""
         return self._collect("checks")
 
     def routes(self) -> list[Any]:
+        """Every route, unchecked: `answers` tells whose they are."""
         return self._collect("routes")
 
     def middleware(self) -> list[Any]:
+        """Every middleware entry, unchecked."""
         return self._collect("middleware")
 
     def add_commands(self, app: Any) -> None:

@@ -33,12 +33,12 @@ class Cost:
     mib: float
     printed: str = ""
 
-    def warn(self, what: str) -> list[str]:
-        """What a person should hear about it."""
+    def warn(self, what: str, *, free: bool = False) -> list[str]:
+        """What a person should hear about it; `free`: time and memory may be taken."""
         notes = []
-        if self.ms > SLOW_SECONDS * 1e3:
+        if self.ms > SLOW_SECONDS * 1e3 and not free:
             notes.append(f"{what} is slow: {self.ms:,.0f} ms; move what is heavy into what the hook returns")
-        if self.mib > LARGE_MIB:
+        if self.mib > LARGE_MIB and not free:
             notes.append(f"{what} takes {self.mib:,.0f} MiB of memory; load it when the model is loaded")
         if self.printed:
             notes.append(f"{what} prints to standard output: {self.printed[:80]!r}; use logging")

@@ -42,9 +42,11 @@ class Driver:
         self.loop.handle(Submit(job, model, task, pack(work, holder=job), **options))
 
     def cancel(self, job: str, branch: int | None = None) -> None:
+        """Give up a job, or one branch of it."""
         self.loop.handle(Cancel(job, branch))
 
     def post(self, job: str, body: msgspec.Struct) -> None:
+        """Send a message to a running job."""
         self.loop.handle(Post(job, pack(body, holder=job)))
 
     # ---- stepping ----
@@ -79,9 +81,11 @@ class Driver:
     # ---- reports ----
 
     def tokens(self, job: str, branch: int = 0) -> list[int]:
+        """Every token that a branch of the job has reported."""
         return [id for report in self._tokens(job, branch) for id in report.ids]
 
     def logprobs(self, job: str, branch: int = 0) -> list[float]:
+        """The log probability of each of them."""
         return [value for report in self._tokens(job, branch) for value in report.logprobs or ()]
 
     def top(self, job: str, branch: int = 0) -> list[list[tuple[int, float]]]:
@@ -94,6 +98,7 @@ class Driver:
         return {report.branch: report.reason for report in ends}
 
     def outputs(self, job: str, kind: str, type: type[T]) -> list[T]:
+        """What the job emitted of one kind, decoded."""
         return [
             unpack(report.body, type)
             for report in self.reports[job]

@@ -9,6 +9,7 @@ from typing import Any
 
 import av
 import numpy as np
+from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,28 @@ def _write_pictures(container: av.container.OutputContainer, stream: av.VideoStr
         picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), number * 10, np.uint8))
         container.mux(stream.encode(picture))
     container.mux(stream.encode(None))
+
+
+def write_speech(seconds: float = 1.0, rate: int = 16_000, seed: int = 0) -> bytes:
+    """A WAV that sounds like somebody mumbling: a buzz whose pitch and loudness wander, syllable by syllable."""
+    random = np.random.default_rng(seed)
+    count = int(seconds * rate)
+    syllables = max(1, int(seconds * 5))
+    places = np.linspace(0, count, syllables + 1)
+    pitch = np.interp(np.arange(count), places, random.uniform(90, 180, syllables + 1))
+    loudness = np.abs(np.sin(np.pi * np.arange(count) / (rate / 5))) * 0.4
+    phase = np.cumsum(pitch / rate)
+    return write_wav((loudness * (2 * (phase % 1.0) - 1)).astype(np.float32), rate)
+
+
+def write_picture(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
+    """A PNG of a gradient with a few squares on it."""
+    random = np.random.default_rng(seed)
+    across, down = np.linspace(0, 255, width), np.linspace(0, 255, height)
+    pixels = np.stack(np.broadcast_arrays(across[None, :], down[:, None], 128.0), -1).astype(np.uint8)
+    for _ in range(3):
+        x, y = random.integers(0, width), random.integers(0, height)
+        pixels[y : y + height // 4, x : x + width // 4] = random.integers(0, 256, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()

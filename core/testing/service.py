@@ -36,6 +36,7 @@ class FakeServed:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
+        """Facts for `/v1/models`."""
         return self.facts
 
 
@@ -64,12 +65,15 @@ class FakeService:
         """At once."""
 
     async def stop(self) -> None:
+        """Not ready from now on."""
         self.ready = False
 
     def names(self) -> list[str]:
+        """The models' own names."""
         return [served.name for served in self.models]
 
     def find(self, name: str) -> FakeServed:
+        """The model of that name or alias. Raises `ModelNotFound`."""
         for served in self.models:
             if name == served.name or name in served.aliases:
                 return served
@@ -85,6 +89,7 @@ class FakeService:
         deadline: float | None = None,
         request_id: str | None = None,
     ) -> Answers:
+        """Ask a model; enter the result to start. Raises as `Service.open` does."""
         served = self.find(model)
         if task not in served.tasks:
             raise InvalidRequest(f"model {served.name} does not serve {task!r}", param="model")
@@ -94,6 +99,7 @@ class FakeService:
         return answers
 
     def describe(self) -> dict[str, Any]:
+        """Facts of every model."""
         return {"ready": self.ready, "models": {served.name: served.describe() for served in self.models}}
 
 

@@ -1,0 +1,1 @@
+"""The gateway's part of `polymux plugin check`: what a plugin owes over HTTP."""
