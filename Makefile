@@ -38,9 +38,7 @@ test: models
 slow: models
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
-# the contract's page is written from the code; a test fails when it was forgotten
 docs: setup
-	$(BIN)/python -m polymux.core.plugins.contract > docs/contract.md
 	$(BIN)/python -m mkdocs build --strict
 
 lint: setup

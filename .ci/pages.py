@@ -1,4 +1,4 @@
-"""What `mkdocs build` writes into pages: the figures, straight from benchmarks/results, so that they are never stale."""
+"""What `mkdocs build` writes by itself: figures, the contract, and the list of design pages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+ROOT = Path(__file__).parents[1]
+FIGURES, CONTRACT = "<!-- figures -->", "<!-- contract -->"
 
-from ledger import RESULTS
-from table import read_newest, render
 
-MARK = "<!-- figures -->"
+def on_config(config: Any) -> Any:
+    """mkdocs' hook: every page in docs/design stands in the navigation, the architecture first."""
+    pages = sorted((ROOT / "docs" / "design").glob("*.md"), key=lambda path: (path.stem != "architecture", path.stem))
+    config.nav.append({"Design": [f"design/{path.name}" for path in pages]})
+    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs' hook: called for every page."""
-    return markdown.replace(MARK, render(read_newest(RESULTS))) if MARK in markdown else markdown
+    if FIGURES in markdown:
+        benchmarks = str(ROOT / "benchmarks")
+        if benchmarks not in sys.path:
+            sys.path.insert(0, benchmarks)
+        from ledger import RESULTS
+        from table import read_newest, render
+
+        markdown = markdown.replace(FIGURES, render(read_newest(RESULTS)))
+    if CONTRACT in markdown:
+        from polymux.core.plugins.contract import write_contract
+
+        markdown = markdown.replace(CONTRACT, write_contract())
+    return markdown

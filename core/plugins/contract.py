@@ -1,6 +1,6 @@
 """The contract as a page, written from the code: every hook, and every name that a plugin may rely on.
 
-`python -m polymux.core.plugins.contract` prints it; docs/contract.md is its output, and a test compares the two.
+The documentation's build puts it into docs/contract.md. `python -m polymux.core.plugins.contract` prints it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 }
 """Module -> the names in it that stay as they are while the API level stays. What is not here may change."""
 
-HEAD = f"""# The contract
-
-<!-- written by `python -m polymux.core.plugins.contract`; edit the docstrings -->
-
-This page is written from the code. It is the contract of **API level {API_LEVEL}**: hooks and names below stay while
+HEAD = f"""This is the contract of **API level {API_LEVEL}**: hooks and names below stay while
 the level stays. A plugin says `POLYMUX_API_LEVEL = {API_LEVEL}`; one that asks for a newer level is refused with a
 reason. What is to go is marked for one release first, and `polymux plugins` shows the warning beside the plugin that
 still uses it.

@@ -10,7 +10,7 @@ from typing import Any
 
 from polymux.core.plugins.watch import Cost
 
-MAY_BE_HEAVY = ("attention_backends", "quantizers", "step_caches", "examples", "checks")
+MAY_BE_HEAVY = ("attention_backends", "quantizers", "step_caches", "drafters", "examples", "checks")
 """Hooks that may import torch."""
 
 

@@ -80,6 +80,7 @@ class Plugins:
         return self._collect("drafters")
 
     def call_formats(self) -> list[CallFormat]:
+        """Formats in which models write tool calls."""
         return self._collect("call_formats")
 
     def step_caches(self) -> list[StepCaching]:
