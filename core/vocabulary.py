@@ -107,6 +107,8 @@ class Receipt(msgspec.Struct, omit_defaults=True):
     guessed_units: int = 0
     """Tokens that speculation guessed ahead; so many were right:"""
     accepted_units: int = 0
+    sound_seconds: float = 0.0
+    """Sound that was made."""
 
 
 # ---- gateway -> engine -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.attention import PagedContext
 
 if TYPE_CHECKING:
+    from polymux.core.batch.depth import DepthModel
     from polymux.core.compute.adapters import AdapterSet
 
 
@@ -65,10 +66,12 @@ class TokenBatch:
     wants_hidden: bool = False
     hidden: Tensor | None = None
     """(T, dim): what the head was given, set by the model where it is wanted."""
+    further: Tensor | None = None
+    """(T, further ids) int64, with a depth model: what completes the units of drawn tokens. Others' are stale."""
 
-    def embed(self, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+    def embed(self, embedding: Callable[..., Tensor]) -> Tensor:
         """(T, dim): the tokens' embeddings, with the encoder's vectors in their places."""
-        embedded = embedding(self.ids)
+        embedded = embedding(self.ids) if self.further is None else embedding(self.ids, self.further)
         if self.places is not None and self.vectors is not None:
             first = self.vectors[:, : embedded.shape[1]]
             embedded = embedded.index_copy(0, self.places, first.to(embedded.dtype))
@@ -90,6 +93,8 @@ class TokenModel(ABC):
     later layers; rows then read a holding of it."""
     adapters: AdapterSet | None = None
     """What may be added to the model's weights; rows with an adapter hold a block of it."""
+    depth: DepthModel | None = None
+    """What completes a drawn token to a unit of several ids, from the state that the token's logits were made of."""
     recordable = False
     """On a CUDA device, a decode step may be recorded as a graph: it looks at nothing on the host."""
 

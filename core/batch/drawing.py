@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from polymux.core.batch.depth import Depths
 from polymux.core.batch.plan import Grant
 from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.compute.device import HostCopy
@@ -39,7 +40,8 @@ class Drawing:
 class Drawer:
     """Draws for the rows of one stage, and keeps what their draws need from step to step."""
 
-    def __init__(self, vocabulary: int, site: Site) -> None:
+    def __init__(self, vocabulary: int, site: Site, depths: Depths | None = None) -> None:
+        self._depths = depths
         self.vocabulary = vocabulary
         self._device = site.device
         self._penalties: dict[int, Penalties] = {}
@@ -50,6 +52,8 @@ class Drawer:
 
     def admit(self, row: TokenRow) -> None:
         sampling = row.request.sampling
+        if self._depths is not None:
+            self._depths.admit(row)
         if self.slots is not None:
             self.slots.admit(row.slot, sampling.temperature, row.request.seed)
         if wants_penalties(sampling):
@@ -65,7 +69,11 @@ class Drawer:
         """Draw every row's token into `last` (by slot) and start their way to the host."""
         results = self.decide(drawing)
         last[drawing.slots] = results["tokens"]
-        return self._device.copy_to_host({**results, **drawing.scores})
+        return self._device.copy_to_host({**results, **drawing.scores, **self.deepen(drawing.finals)})
+
+    def deepen(self, finals: list[Grant]) -> dict[str, Tensor]:
+        """With a depth model: complete the units of the tokens that were just drawn."""
+        return {} if self._depths is None else {"further": self._depths.deepen(finals)}
 
     def decide(self, drawing: Drawing) -> dict[str, Tensor]:
         """Every row's token, whether its logits were finite, and what else its request wants to know."""

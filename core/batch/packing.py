@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polymux.core.batch.decoder import AdaptedTokens, TokenBatch, TokenModel
+from polymux.core.batch.depth import Depths
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.cache.blocks import CacheSpec, view_blocks, view_parts
@@ -52,6 +53,7 @@ class Packer:
         self._tables = torch.zeros(slots, columns + (self._slabs is not None), dtype=torch.int64, device=device)
         self._slab_table = self._tables[:, columns:] if self._slabs is not None else None
         self.last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.depths = Depths(model.depth, self.last, site) if model.depth is not None else None
         self.axes = model.shape.axes
         self._shifts = torch.zeros(slots, dtype=torch.int64, device=device) if self.axes > 1 else None
         """Per slot, what makes a place behind the prompt a position."""
@@ -103,6 +105,7 @@ class Packer:
         token_slots: list[int] = []
         starts, lengths, slots, finals = [0], [], [], []
         inlaid: list[np.ndarray] = []
+        further: list[int] = []
         for place, grant in enumerate(plan.grants):
             row, end = token_row(grant.row), grant.start + grant.count
             ids += row.tokens[grant.start : end]
@@ -113,6 +116,8 @@ class Packer:
             positions += range(grant.start, end)
             if grant.start < row.prompt_length:
                 inlaid += self._inlay(row, starts[-1], grant.start, end)
+            if self.depths is not None:
+                further += self.depths.place(row, starts[-1], grant.start, end)
             token_slots += [row.slot] * grant.count
             slots.append(row.slot)
             starts.append(len(ids))
@@ -130,6 +135,7 @@ class Packer:
                 "lengths": lengths,
                 "finals": finals,
                 "inlaid": np.concatenate(inlaid) if inlaid else [],
+                "further": further,
             }
         )
         batch = PagedBatch(
@@ -157,6 +163,8 @@ class Packer:
             packed.places, blocks, offsets = sent["inlaid"].view(-1, 3).T.contiguous()
             packed.vectors = self._inlays[blocks, offsets]
         packed.adapted = self._find_adapted(plan, starts)
+        if self.depths is not None:
+            packed.further = self.depths.gather(sent["token_slots"], sent["further"])
         return packed
 
     def _find_adapted(self, plan: Plan, starts: list[int]) -> list[AdaptedTokens]:
@@ -274,7 +282,8 @@ class Packer:
         )
         context = PagedContext(self._attention, self._view, batch, self._slabs)
         turns = positions if self._shifts is None else positions + self._shifts[slots]
-        return TokenBatch(self.last[slots], turns, order[:-1], order[:-1], context)
+        further = self.depths.further[slots] if self.depths is not None else None
+        return TokenBatch(self.last[slots], turns, order[:-1], order[:-1], context, further=further)
 
 
 def adapter_of(grant: Grant) -> int:

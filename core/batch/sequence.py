@@ -106,6 +106,8 @@ class TokenRow(Row):
         super().__init__(job, branch)
         self.request = request
         self.tokens = list(request.prompt)
+        self.further: list[list[int]] = []
+        """With a depth model: what completes each generated token to its unit."""
         self.prompt_length = len(request.prompt)
         self.pending = 0
         self.reason: str | None = None
@@ -131,6 +133,8 @@ class TokenRow(Row):
         self.tabled = 0
         """Blocks that the device's table already has."""
         self.digests: list[bytes] = []
+        self._awaited = 0
+        self._reached = Signal()
 
     def end(self, error: BaseException | None = None) -> None:
         super().end(error)
@@ -138,6 +142,21 @@ class TokenRow(Row):
             self.started.set()
         else:
             self.started.fail(error)
+        self.note_progress()
+
+    def reach(self, count: int) -> Signal:
+        """Set once `count` tokens are generated or no more will be; failed when the row fails before that. For one
+        caller at a time."""
+        self._awaited, self._reached = count, Signal()
+        self.note_progress()
+        return self._reached
+
+    def note_progress(self) -> None:
+        """The row has a new token, or will get no more."""
+        if self.ended.error is not None:
+            self._reached.fail(self.ended.error)
+        elif self.ended.done or len(self.tokens) - self.prompt_length >= self._awaited:
+            self._reached.set()
 
     @property
     def length(self) -> int:
@@ -163,8 +182,8 @@ class TokenRow(Row):
         return self.digests[block]
 
     def _content(self, start: int, size: int) -> bytes:
-        """What the digest of a block must name beside its tokens: which picture's vectors lie where in it, and at
-        which positions."""
+        """What the digest of a block must name beside its tokens: which picture's vectors lie where in it, at which
+        positions, and what completes its tokens to units."""
         parts = [
             (inlay.start - inlay.offset - start).to_bytes(8, "little", signed=True) + inlay.digest
             for inlay in self.request.inlays
@@ -172,6 +191,8 @@ class TokenRow(Row):
         ]
         if parts and self.request.positions is not None:
             parts.append(self.request.positions[:, start : start + size].tobytes())
+        for unit in self.further[max(start - self.prompt_length, 0) : max(start + size - self.prompt_length, 0)]:
+            parts += (id.to_bytes(4, "little") for id in unit)
         return b"".join(parts)
 
     @property

@@ -69,9 +69,10 @@ class TokenStage(Stage):
         extra = drafter.cache if drafter is not None else None
         self.cache: CacheSpec = cache if extra is None else join_specs(cache.name, [cache, extra])
         self._packer = Packer(model, cache, site, extra)
-        self._drawer = Drawer(shape.vocabulary, site)
+        self._drawer = Drawer(shape.vocabulary, site, self._packer.depths)
         self._device = site.device
         self._drafter = drafter
+        self._wants_hidden = model.depth is not None or (drafter is not None and drafter.wants_hidden)
         if drafter is not None:
             drafter.bind(self._packer, self._drawer)
         self._graphs: DecodeGraphs | None = None
@@ -146,7 +147,7 @@ class TokenStage(Stage):
             if len(draws) > len(finals):
                 self._packer.sample_guesses(batch, plan)
             targets = sample_scored(batch, plan, self._device)
-            batch.wants_hidden = self._drafter is not None and self._drafter.wants_hidden
+            batch.wants_hidden = self._wants_hidden
             logits = self.model.forward(batch)
             if self._drafter is not None:
                 self._drafter.follow(batch)
@@ -154,6 +155,8 @@ class TokenStage(Stage):
             if not finals:
                 return Ticket(plan, self._device.copy_to_host(scores) if scores else None)
             slots = batch.context.batch.slots[batch.finals]
+            if self._packer.depths is not None:
+                self._packer.depths.keep(slots, batch)
             return self._draw(plan, Drawing(draws, logits[: len(draws)], slots, scores))
 
     def _guess(self, plan: Plan) -> None:
@@ -183,10 +186,12 @@ class TokenStage(Stage):
         rules = rows[0].request.rules
         if rules and all(row.request.recordable and row.request.rules == rules for row in rows):
             _, tokens, finite, logprobs = graphs.run(slots, positions, shared, rules)
-            return Ticket(plan, self._device.copy_to_host({"tokens": tokens, "finite": finite, "logprobs": logprobs}))
+            results = {"tokens": tokens, "finite": finite, "logprobs": logprobs, **self._drawer.deepen(plan.grants)}
+            return Ticket(plan, self._device.copy_to_host(results))
         logits, tokens, finite = graphs.run(slots, positions, shared)
         if all(row.request.plain for row in rows):
-            return Ticket(plan, self._device.copy_to_host({"tokens": tokens, "finite": finite}))
+            results = {"tokens": tokens, "finite": finite, **self._drawer.deepen(plan.grants)}
+            return Ticket(plan, self._device.copy_to_host(results))
         return self._draw(plan, Drawing(plan.grants, logits, self._device.upload({"slots": slots})["slots"]))
 
     def _step(
@@ -195,7 +200,11 @@ class TokenStage(Stage):
         """One decode step as a graph records it."""
         if self._drawer.slots is None:
             raise InternalError("only a CUDA device records decode steps")
-        logits = self.model.forward(self._packer.pack_step(slots, positions, shared))
+        batch = self._packer.pack_step(slots, positions, shared)
+        batch.wants_hidden = self._packer.depths is not None
+        logits = self.model.forward(batch)
+        if self._packer.depths is not None:
+            self._packer.depths.keep(slots, batch)
         if rules:
             drawn = self._drawer.choose(logits, slots, rules)
         else:
@@ -261,10 +270,14 @@ class TokenStage(Stage):
         if request.watched and not row.watched:
             row.watched = results["watched"][place][: len(request.watched)]
         row.tokens.append(token)
+        ended = token in request.stop_ids
+        if self.model.depth is not None:
+            row.further.append(results["further"][place])
+            ended = self.model.depth.ends(token, row.further[-1])
         row.started.set()
         if request.logprobs is not None:
             row.logprobs.append(results["logprobs"][place])
-        if token in request.stop_ids or (request.guide is not None and request.guide.finished):
+        if ended or (request.guide is not None and request.guide.finished):
             row.reason = "stop"
         elif len(row.tokens) - row.prompt_length >= request.max_tokens:
             row.reason = "length"
@@ -274,6 +287,7 @@ class TokenStage(Stage):
                 outcomes.reports.append(BranchEnded(row.job.id, row.branch, row.reason))
         if row.reason is not None:
             outcomes.ended.append(row)
+        row.note_progress()
 
     @staticmethod
     def _report(row: TokenRow, token: int, place: int, results: dict[str, list]) -> Tokens:

@@ -66,7 +66,7 @@ class TransformersDecoder(TokenModel):
         if self.adapters is not None:
             self.adapters.launch.tokens = batch.adapted
         inputs: dict[str, Any] = {"input_ids": batch.ids[None]}
-        if batch.places is not None:
+        if batch.places is not None or batch.further is not None:
             embedded = batch.embed(self.model.get_input_embeddings())
             inputs = {"inputs_embeds": embedded[None]}
             if layers := batch.split_layers(embedded.shape[1]):

@@ -53,6 +53,7 @@ class ReceiptBody(WireAnswer):
     steps_skipped: int
     guessed_units: int
     accepted_units: int
+    sound_seconds: float
 
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptBody:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
 
 
-TOWERS = ("vision_config", "audio_config", "text_config", "codec_config", "encoder", "decoder")
+TOWERS = ("vision_config", "audio_config", "text_config", "codec_config", "encoder", "decoder", "speech")
 """Keys of config.json whose objects describe a second stack of layers: another modality's model."""
 
 

@@ -1,0 +1,237 @@
+"""Speech synthesis on a CUDA card, random weights of the public shapes.
+
+csm    so many CSM-1B streams at once: time to first audio, every stream's real-time factor, stalls of a player that
+       starts with the first sound; the most streams that all keep up
+vits   64 MMS texts at once: seconds of audio a second
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/speech.py csm vits --out figures.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from ledger import record
+from shapes import build_model
+
+from polymux.core.compute.device import open_device
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.engine.wire import pack, unpack
+from polymux.core.pipeline import Program
+from polymux.core.speech.telling import Spoken
+from polymux.core.testing.tiny import build
+from polymux.core.testing.voices import tiny_csm, tiny_vits
+from polymux.core.vocabulary import Ended, Failed, Output, Post, Submit
+from polymux.modalities.tts import codec_program
+from polymux.modalities.tts.codec_load import build_csm
+from polymux.modalities.tts.vits_program import build_vits
+from polymux.modalities.tts.work import Piece, SpeakWork
+
+SECONDS = 10.0
+"""Of each CSM stream: random weights do not come to an end."""
+
+TEXTS = 64
+FRAMES_PER_ID = 2.0
+"""Of MMS voices, with the blanks between characters: random weights are paced to that."""
+
+
+@dataclass
+class Stream:
+    """When a stream's sounds came, and how long they are."""
+
+    arrivals: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    done: float = 0.0
+
+    @property
+    def stall(self) -> float:
+        """Seconds that a player which starts with the first sound would have to wait in between."""
+        worst, played = 0.0, 0.0
+        for arrival, length in zip(self.arrivals, self.seconds):
+            worst = max(worst, arrival - self.arrivals[0] - played)
+            played += length
+        return worst
+
+
+def serve(program: Any, site: Site, works: list[tuple[SpeakWork, list[Piece]]]) -> tuple[list[Stream], float]:
+    """Every work at once, until all have ended; the seconds that took."""
+    loop = Loop(site, {"voice": program})
+    streams: dict[str, Stream] = defaultdict(Stream)
+    began = time.perf_counter()
+    for number, (work, pieces) in enumerate(works):
+        job = str(number)
+        loop.handle(Submit(job, "voice", "speak", pack(work)))
+        for piece in [*pieces, Piece(last=True)]:
+            loop.handle(Post(job, pack(piece)))
+    while loop.jobs:
+        loop.step()
+        now = time.perf_counter() - began
+        for report in loop.take_reports():
+            if isinstance(report, Failed):
+                raise RuntimeError(report.error)
+            if isinstance(report, Output):
+                stream = streams[report.job]
+                stream.arrivals.append(now)
+                stream.seconds.append(len(unpack(report.body, Spoken).samples) / program.rate)
+            if isinstance(report, Ended):
+                streams[report.job].done = now
+    elapsed = time.perf_counter() - began
+    loop.step()
+    loop.check_integrity()
+    return [streams[job] for job in sorted(streams, key=int)], elapsed
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(math.ceil(share * len(ordered)) - 1, len(ordered) - 1)]
+
+
+def run_csm(args: argparse.Namespace, shapes: dict[str, Any]) -> list[dict[str, Any]]:
+    codec_program.LONGEST = 2.0 if args.tiny else SECONDS
+    model = build(tiny_csm) if args.tiny else build_model(shapes["csm-1b"], args.device)
+    most = max(args.streams)
+    settings = SiteSettings(max_rows=most, max_units=4096, block=16, cache_bytes=args.cache << 20)
+    site = open_site(args, settings)
+    program: Program = build_csm(model, site, "csm", {"temperature": 0.9, "top_k": 5 if args.tiny else 50})
+    frame = program.codec.hop / program.rate  # type: ignore[attr-defined]
+    vocabulary, offset = model.config.text_vocab_size, model.config.vocab_size
+    results = []
+    for count in args.streams:
+        figures = []
+        for attempt in range(args.runs + 1):
+            generator = random.Random(attempt)
+            prompts = [
+                [offset + generator.randrange(vocabulary) for _ in range(generator.randint(10, 60))]
+                for _ in range(count)
+            ]
+            works = [(SpeakWork(None, seed), [Piece(prompt)]) for seed, prompt in enumerate(prompts)]
+            streams, elapsed = serve(program, site, works)
+            if attempt:  # the first warms up: graphs and plans for this many rows
+                figures.append(describe(streams, elapsed))
+        results.append({"streams": count, "frame_ms": frame * 1e3, **figures[-1]})
+        print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+def describe(streams: list[Stream], elapsed: float) -> dict[str, float]:
+    firsts = [stream.arrivals[0] * 1e3 for stream in streams]
+    factors = [stream.done / sum(stream.seconds) for stream in streams]
+    return {
+        "first_audio_p50_ms": statistics.median(firsts),
+        "first_audio_p95_ms": percentile(firsts, 0.95),
+        "real_time_factor_worst": max(factors),
+        "stalled": sum(stream.stall > 0.005 for stream in streams),
+        "worst_stall_ms": max(stream.stall for stream in streams) * 1e3,
+        "audio_seconds_a_second": sum(sum(stream.seconds) for stream in streams) / elapsed,
+    }
+
+
+def run_vits(args: argparse.Namespace, shapes: dict[str, Any]) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = tiny_vits().eval() if args.tiny else build_model(shapes["mms-tts"], args.device, torch.float32)
+    site = open_site(args, SiteSettings(max_rows=TEXTS, cache_bytes=64 << 20))
+    program = build_vits(model, site)
+    generator = random.Random(0)
+    vocabulary = model.config.vocab_size
+    texts = [[generator.randrange(1, vocabulary) for _ in range(generator.randint(60, 300))] for _ in range(TEXTS)]
+    pace = calibrate(model, texts[0], args.device)
+    works = [(SpeakWork(None, seed), [Piece(ids, pace=pace)]) for seed, ids in enumerate(texts)]
+    figures = []
+    for attempt in range(args.runs + 1):
+        streams, elapsed = serve(program, site, works)
+        if attempt:
+            figures.append(describe(streams, elapsed))
+    peer = [speak_whole(model, texts, pace, args.device) for _ in range(args.runs + 1)][1:]
+    result = {"texts": TEXTS, **figures[-1], "transformers_audio_seconds_a_second": max(peer)}
+    print(json.dumps(result), flush=True)
+    return result
+
+
+@torch.inference_mode()
+def calibrate(model: Any, ids: list[int], device: str) -> float:
+    """The pace at which random weights speak about as fast as trained ones."""
+    model.speaking_rate = 1.0
+    latents = model(torch.tensor([ids], device=device)).spectrogram
+    return max(latents.shape[-1] / len(ids) / FRAMES_PER_ID, 0.25)
+
+
+@torch.inference_mode()
+def speak_whole(model: Any, texts: list[list[int]], pace: float, device: str) -> float:
+    """transformers on the same texts, as one padded batch: seconds of audio a second."""
+    length = max(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (length - len(text))] for text in texts], device=device)
+    mask = torch.tensor([[1] * len(text) + [0] * (length - len(text)) for text in texts], device=device)
+    began = time.perf_counter()
+    output = model(ids, attention_mask=mask, speaking_rate=pace)
+    output.waveform.cpu()
+    seconds = output.sequence_lengths.sum().item() / model.config.sampling_rate
+    return seconds / (time.perf_counter() - began)
+
+
+def open_site(args: argparse.Namespace, settings: SiteSettings) -> Site:
+    if args.device == "cpu":
+        return Site(open_device("cpu"), settings)
+    from polymux.core.compute.triton.attention import TritonAttention
+
+    return Site(open_device(args.device), settings, (TritonAttention(),))
+
+
+def write(args: argparse.Namespace, csm: list[dict[str, Any]], vits: dict[str, float] | None) -> None:
+    hardware = torch.cuda.get_device_name() if args.device != "cpu" else None
+
+    def note(metric: str, value: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> None:
+        record("speech", metric, value, unit, peer=peer, peer_value=peer_value, hardware=hardware, results=args.out)
+
+    kept = [result["streams"] for result in csm if not result["stalled"] and result["real_time_factor_worst"] < 1]
+    for result in csm:
+        where = f"CSM-1B shape, {result['streams']} streams at once"
+        note(f"{where}, time to first audio, p95", result["first_audio_p95_ms"], "ms")
+        note(f"{where}, time a second of sound takes, slowest stream", result["real_time_factor_worst"], "s")
+        note(f"{where}, seconds of audio a second", result["audio_seconds_a_second"], "s/s")
+    if csm:
+        note("CSM-1B shape, most streams tried at which none stalls", max(kept, default=0), "streams")
+    if vits is not None:
+        note(
+            f"MMS-VITS shape, {TEXTS} texts at once, seconds of audio a second",
+            vits["audio_seconds_a_second"],
+            "s/s",
+            f"transformers {transformers.__version__}, one padded batch",
+            vits["transformers_audio_seconds_a_second"],
+        )
+        note(f"MMS-VITS shape, {TEXTS} texts at once, time to first audio, p95", vits["first_audio_p95_ms"], "ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="+", choices=["csm", "vits"])
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 128, 192, 256])
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--cache", type=int, default=24_576, help="MiB")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to see that all of this runs")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.tiny:
+        args.device, args.streams, args.runs, args.cache = "cpu", [3], 1, 64
+    shapes = json.loads(args.shapes.read_text())
+    csm = run_csm(args, shapes) if "csm" in args.workloads else []
+    vits = run_vits(args, shapes) if "vits" in args.workloads else None
+    if args.out:
+        write(args, csm, vits)
+
+
+if __name__ == "__main__":
+    main()

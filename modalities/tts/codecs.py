@@ -1,0 +1,141 @@
+"""Neural codecs as one-shot stages: windows of frames become sound, each with as much of its past as it depends on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from polymux.core.batch.oneshot import OneShotModel
+from polymux.core.errors import ModelError
+from polymux.modalities.tts.field import find_halo, find_span, read_stack
+
+
+@dataclass(frozen=True)
+class CodeWindow:
+    """`count` frames to decode, from frame `first` of `codes` on; what is around them is context."""
+
+    codes: np.ndarray
+    """(frames, codebooks) int64."""
+    first: int
+    count: int
+
+
+class Codec(OneShotModel):
+    """Windows in; float32 samples (count * hop) out, equal to that part of the whole."""
+
+    rate: int
+    """Samples a second."""
+    hop: int
+    """Samples of a frame."""
+    left: int
+    right: int
+    """Frames of context that a window needs on either side."""
+    codebooks: int
+    size: int
+    """Codes of a codebook; larger ids are a language model's own, and heard as the last code."""
+
+    def window(self, codes: list[list[int]], start: int, end: int) -> CodeWindow:
+        """Frames `start` to `end` with their context."""
+        begin = max(start - self.left, 0)
+        part = np.asarray(codes[begin : end + self.right], np.int64)
+        return CodeWindow(part.clip(0, self.size - 1), start - begin, end - start)
+
+    @abstractmethod
+    def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Any]: ...
+
+
+class MimiCodec(Codec):
+    """Mimi (Défossez et al. 2024): causal throughout, so windows of any lengths share a pass.
+
+    Its transformer looks back over a minute and is cheap; its convolutions look back over few frames and are not. The
+    transformer runs over all of the context, the convolutions over the end of it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """`model`: transformers' `MimiModel`; only what decodes is kept."""
+        config = model.config
+        if not config.use_causal_conv:
+            raise ModelError("a Mimi codec whose convolutions are not causal cannot be streamed")
+        decoder = model.decoder
+        inner = hasattr(decoder, "decoder_seanet")  # transformers 5.2x moved the parts under `decoder`
+        self.quantizer = model.quantizer
+        self.upsample = decoder.upsample if inner else model.upsample
+        self.transformer = decoder.decoder_transformer if inner else model.decoder_transformer
+        self.convolutions = decoder.decoder_seanet if inner else decoder
+        self.rate = config.sampling_rate
+        self.codebooks = config.num_quantizers
+        self.size = config.codebook_size
+        self.stride = self.upsample.conv.stride[0] if self.upsample is not None else 1
+        """Positions of the transformer for one frame."""
+        self.step = int(np.prod(config.upsampling_ratios))
+        """Samples of one such position."""
+        self.hop = self.stride * self.step
+        self.halo, self.right = find_halo(list(read_stack(self.convolutions)), self.step)
+        """Positions that the convolutions look back."""
+        if self.right:
+            raise ModelError("a Mimi codec whose convolutions look ahead cannot be streamed")
+        past = self.halo + len(self.transformer.layers) * (config.sliding_window - 1)
+        stack = list(read_stack(self.upsample)) if self.upsample is not None else []
+        self.left = -find_span(stack, -past, 0)[0]
+        self._device = next(self.convolutions.parameters()).device
+
+    def forward(self, items: list[CodeWindow], slabs: list[Tensor]) -> list[Tensor]:
+        codes = pad_sequence([torch.from_numpy(item.codes) for item in items], batch_first=True).to(self._device)
+        states = self.quantizer.decode(codes.transpose(1, 2))
+        if self.upsample is not None:
+            states = self.upsample(states)
+        states = self.transformer(states.transpose(1, 2), use_cache=False).last_hidden_state
+        starts = [max(item.first * self.stride - self.halo, 0) for item in items]
+        ends = [(item.first + item.count) * self.stride for item in items]
+        parts = [row[start:end] for row, start, end in zip(states, starts, ends)]
+        sounds = self.convolutions(pad_sequence(parts, batch_first=True).transpose(1, 2))[:, 0].float()
+        return [
+            sound[(end - start) * self.step - item.count * self.hop : (end - start) * self.step]
+            for sound, item, start, end in zip(sounds, items, starts, ends)
+        ]
+
+
+class DacCodec(Codec):
+    """DAC (Kumar et al. 2023): convolutions that look both ways. Windows of one length share a pass: what stands
+    behind the end of a shorter one would be heard."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model`: transformers' `DacModel`; only what decodes is kept."""
+        config: Any = model.config
+        self.quantizer: Any = model.quantizer
+        self.decoder: Any = model.decoder
+        self.rate = config.sampling_rate
+        self.codebooks = config.n_codebooks
+        self.size = config.codebook_size
+        self.hop = int(np.prod(config.upsampling_ratios))
+        self.left, self.right = find_halo(list(read_stack(self.decoder)), self.hop)
+        self._device = next(model.parameters()).device
+
+    def compatible(self, first: CodeWindow, item: CodeWindow) -> bool:
+        return len(first.codes) == len(item.codes)
+
+    def forward(self, items: list[CodeWindow], slabs: list[Tensor]) -> list[Tensor]:
+        codes = torch.from_numpy(np.stack([item.codes for item in items])).to(self._device)
+        states = self.quantizer.from_codes(codes.transpose(1, 2))[0]
+        sounds = self.decoder(states)[:, 0].float()
+        return [
+            sound[item.first * self.hop : (item.first + item.count) * self.hop] for sound, item in zip(sounds, items)
+        ]
+
+
+CODECS = {"mimi": MimiCodec, "dac": DacCodec}
+"""By `model_type`. EnCodec is not among them: its LSTM remembers everything, so no window is wide enough."""
+
+
+def make_codec(model: Any) -> Codec:
+    """The codec of a transformers model. Raises `ModelError` for one that cannot be streamed."""
+    kind = model.config.model_type
+    if kind not in CODECS:
+        raise ModelError(f"codec {kind!r} is not supported: use {' or '.join(CODECS)}")
+    return CODECS[kind](model.eval().requires_grad_(False))
