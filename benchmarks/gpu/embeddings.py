@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import statistics
 import time
@@ -28,14 +29,18 @@ from ledger import record
 from shapes import build_model
 
 from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.compute.attention import AttentionBackend
 from polymux.core.compute.body import TransformersBody
+from polymux.core.compute.cpu.attention import NativeAttention
 from polymux.core.compute.device import open_device
 from polymux.core.compute.load import prepare_body
+from polymux.core.compute.packed import PACKED_BACKENDS
+from polymux.core.compute.packed.choice import MeasuredAttention
+from polymux.core.compute.packed.table import Table
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.wire import pack
 from polymux.core.pipeline import Prepared, Presenter
-from polymux.core.plugin import attention_backends
 from polymux.core.tasks import Embed, Vector
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Failed, Submit
@@ -83,6 +88,15 @@ def draw_texts(tokenizer: Tokenizer, count: int, lengths: tuple[int, int]) -> li
     return [draw.choices(words, k=draw.randint(*lengths)) for _ in range(count)]
 
 
+def list_backends(device: str) -> tuple[AttentionBackend, ...]:
+    """What core registers, without the plugin machinery."""
+    if device == "cpu":
+        return (NativeAttention(),)
+    from polymux.core.compute.triton.attention import TritonAttention
+
+    return (TritonAttention(), *PACKED_BACKENDS)
+
+
 class Bench:
     """One model behind its front, and a loop that is stepped here."""
 
@@ -92,11 +106,14 @@ class Bench:
             shape["config"] |= TINY | {key: 2 for key in shape["config"] if key == "num_key_value_heads"}
         device = "cpu" if args.tiny else "cuda"
         model = build_model(shape, device, torch.float32 if args.tiny else torch.bfloat16)
-        site = Site(open_device(device), SiteSettings(cache_bytes=1 << 26), tuple(attention_backends()))
+        site = Site(open_device(device), SiteSettings(cache_bytes=1 << 26), list_backends(device))
         body = prepare_body(model)
         if isinstance(body, TransformersBody):
             raise RuntimeError(f"{args.model} is not on the fast tier")
         embedder = TextEmbedder(body, site, POOLINGS[args.model])
+        config = body.config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.attention = site.packed_attention(body.dtype, dim)
         stage = OneShotStage("embed", embedder, site, max_units=args.units, to_host=True)
         self.loop = Loop(site, {"m": EmbeddingProgram(stage, embedder)})
         self.tokenizer = build_tokenizer(min(30_522, shape["config"]["vocab_size"]))
@@ -176,7 +193,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--units", type=int, default=16384, help="tokens of a launch")
     parser.add_argument("--request", type=int, default=64, help="texts of a request")
-    parser.add_argument("--threads", type=int, default=8, help="threads that tokenise")
+    parser.add_argument("--threads", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="tokenisers")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
@@ -185,6 +202,9 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     results = measure(bench, args)
+    attention = bench.attention
+    if isinstance(attention, MeasuredAttention):
+        print("\n".join(Table(attention.table.device).lines()), flush=True)
     hardware = torch.cuda.get_device_name() if bench.on_card else None
     for unit, value in results.items():
         name = f"{args.model} shape, {NAMES[unit]}{' (tiny)' if args.tiny else ''}"
