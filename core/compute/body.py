@@ -46,7 +46,7 @@ class TransformersBody(Body):
     def run(self, ids: Tensor, places: Tensor, segments: Tensor | None, context: PackedContext) -> Tensor:
         inputs: dict[str, Any] = {}
         if self.kinds:
-            inputs["token_type_ids"] = self.kind_of(ids, segments)[None]
+            inputs["token_type_ids"] = read_kinds(ids, segments, self.kinds)[None]
         return self.model(
             input_ids=ids[None],
             position_ids=places[None] + self.first,
@@ -55,9 +55,10 @@ class TransformersBody(Body):
             **inputs,
         ).last_hidden_state[0]
 
-    def kind_of(self, ids: Tensor, segments: Tensor | None) -> Tensor:
-        """(T,): each token's kind, as far as this model tells them apart."""
-        return torch.zeros_like(ids) if segments is None else segments.clamp(max=self.kinds - 1)
+
+def read_kinds(ids: Tensor, segments: Tensor | None, kinds: int) -> Tensor:
+    """(T,): each token's kind, as far as a model with so many tells them apart."""
+    return torch.zeros_like(ids) if segments is None else segments.clamp(max=kinds - 1)
 
 
 def first_position(model: torch.nn.Module) -> int:

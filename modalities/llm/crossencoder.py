@@ -56,10 +56,11 @@ class CrossEncoder(OneShotModel):
         self.body = prepare_body(body, tier=tier)
         self.dtype = self.body.dtype
         self._decoder = hasattr(model, "score")
-        self._head = model.eval().requires_grad_(False)
         self._finished = _Finished(body)
         if not self._decoder:
             setattr(model, prefix, self._finished)
+        head: Any = model.score if self._decoder else model  # what the body has taken over is not kept twice
+        self._head = head.eval().requires_grad_(False)
         self._device = site.device
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -101,7 +102,7 @@ class CrossEncoder(OneShotModel):
         hidden = self.body.run(texts.ids, texts.places, segments, texts.context)
         read = self._pool(hidden, texts).to(self.dtype)
         if self._decoder:
-            scores = self._head.score(read)
+            scores = self._head(read)
         else:
             self._finished.hidden = read[:, None]
             ones = texts.ids.new_ones(len(items), 1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polymux.core.compute.attention import AttentionOptions, PackedContext
-from polymux.core.compute.body import Body, TransformersBody
+from polymux.core.compute.body import Body, TransformersBody, read_kinds
 from polymux.core.compute.fast.build import Recorder, check_batch, device_of
 from polymux.core.compute.fast.layers import MakeLinear, merge
 from polymux.core.compute.fast.operations import Operations, choose_operations
@@ -78,8 +78,7 @@ class FastEncoder(Body):
     def _embed(self, ids: Tensor, places: Tensor, segments: Tensor | None) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": ids[None], "position_ids": places[None] + self._first}
         if self._takes_kinds and self._kinds:
-            kinds = torch.zeros_like(ids) if segments is None else segments.clamp(max=self._kinds - 1)
-            inputs["token_type_ids"] = kinds[None]
+            inputs["token_type_ids"] = read_kinds(ids, segments, self._kinds)[None]
         return self._embeddings(**inputs)[0]
 
 

@@ -161,6 +161,25 @@ def test_fewer_dimensions_are_cut_and_then_normalised() -> None:
         assert abs(np.linalg.norm(raw) - 1.0) > 0.1
 
 
+@pytest.mark.parametrize("tier", ["fast", "reference"])
+def test_a_text_without_finite_vectors_fails_alone(tier: str) -> None:
+    """Its neighbours in the same pass have theirs."""
+    model = copy.deepcopy(models_of("bert")[1])
+    site = Site(Device(), SiteSettings(cache_bytes=1 << 16, superpage=1 << 14))
+    embedder = TextEmbedder(prepare_body(model, tier=tier), site, "mean")
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[7] = float("nan")
+    stage = OneShotStage("embed", embedder, site, max_units=4096, to_host=True)
+    driver = Driver(Loop(site, {"m": EmbeddingProgram(stage, embedder)}))
+    texts = [[5, 6], [8, 9, 10]]
+    driver.submit("good", "m", "embed", EmbedWork(inputs=texts))
+    driver.submit("bad", "m", "embed", EmbedWork(inputs=[[5, 7]]))
+    driver.finish()
+    assert "not finite" in str(driver.error("bad"))
+    for ids, vector in zip(texts, vectors_of(driver, "good")):
+        np.testing.assert_allclose(vector, embed_alone("bert", ids), atol=1e-5)
+
+
 def test_a_cancelled_embedding_leaves_nothing() -> None:
     driver = open_engine("bert", LaggedCpu(), units=8)
     driver.submit("it", "m", "embed", EmbedWork(inputs=texts_of([LONGEST] * 200)))
