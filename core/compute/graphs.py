@@ -49,10 +49,10 @@ class DecodeGraphs:
         self._recorded: dict[tuple[int, bool, Rules], _Recorded] = {}
 
     def record(self) -> None:
-        """All sizes now, the largest first: the others then find the pool large enough."""
+        """All sizes without rules now, the largest first: the others then find the pool large enough."""
         for size in reversed(self._sizes):
             for sharing in (False, True):
-                self._find(size, sharing)
+                self._find(size, sharing, ())
 
     def run(self, slots: list[int], positions: list[int], shared: int, rules: Rules = ()) -> tuple[Tensor, ...]:
         """What the step gives of the rows, valid until the next run.
@@ -63,20 +63,18 @@ class DecodeGraphs:
         rows = len(slots)
         size = next(size for size in self._sizes if size >= rows)
         pad = size - rows
-        key = (size, shared > 0, rules)
-        recorded = self._recorded.get(key)
-        if recorded is None:
-            recorded = self._recorded[key] = self._record(*key)
+        recorded = self._find(size, shared > 0, rules)
         numbers = [shared, *slots, *[self._padding] * pad, *positions, *[-1] * pad]
         pinned = torch.tensor(numbers, dtype=torch.int64).pin_memory()
         self._input[: len(numbers)].copy_(pinned, non_blocking=True)
         recorded.graph.replay()
         return tuple(output[:rows] for output in recorded.outputs)
 
-    def _find(self, size: int, sharing: bool) -> _Recorded:
-        recorded = self._recorded.get((size, sharing))
+    def _find(self, size: int, sharing: bool, rules: Rules) -> _Recorded:
+        key = (size, sharing, rules)
+        recorded = self._recorded.get(key)
         if recorded is None:
-            recorded = self._recorded[size, sharing] = self._record(size, sharing)
+            recorded = self._recorded[key] = self._record(*key)
         return recorded
 
     def _record(self, size: int, sharing: bool, rules: Rules) -> _Recorded:
