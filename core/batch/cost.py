@@ -42,3 +42,7 @@ class LaunchCost:
     def units_within(self, ms: float) -> float:
         """Units of long work that a launch of `ms` has room for; without bound while nothing is known."""
         return (ms - self.base) / self.price if self.price else float("inf")
+
+    def milliseconds(self, long: int) -> float:
+        """What a launch with so many units of long work takes; 0 while nothing is known."""
+        return self.base + self.price * long

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from polymux.core.batch.cost import LaunchCost
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, DenoiseModel
+from polymux.core.batch.laxity import order
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.reuse import Entry, ReusingPass
 from polymux.core.batch.row import Row
@@ -41,6 +43,7 @@ class DenoiseStage(Stage):
     """
 
     indivisible = True
+    arranges = True
 
     def __init__(
         self,
@@ -92,6 +95,9 @@ class DenoiseStage(Stage):
     def released(self, row: Row) -> None:
         row = _denoise_row(row)
         row.trajectory, row.saved = None, []
+
+    def arrange(self, rows: list[Row], cost: LaunchCost) -> None:
+        rows.sort(key=lambda row: order(_denoise_row(row), cost))
 
     def grant(self, row: Row, units: int) -> Grant:
         row = _denoise_row(row)

@@ -81,6 +81,9 @@ class Lane:
         Its long work is cut to a slice of time when it is `crowded` (another lane wants the device), and when rows
         that take short steps are not outnumbered by the others: a long prompt must not hold up the streams that run.
         """
+        if self.stage.arranges:
+            self._seat()
+            self.stage.arrange(self.running, self.cost)
         grants: list[Grant] = []
         skipped, budget = self._run(slice_ms, crowded, grants)
         # room that preempted rows make belongs to the rows that needed it
@@ -135,13 +138,8 @@ class Lane:
                 break
             if self.residency.awaits(row):
                 continue
-            if not self.residency.admit(row, alone=not self.running):
+            if not self._take(row):
                 break
-            self.waiting.remove(row)
-            row.state = RowState.RUNNING
-            if row.admitted_at is None:
-                row.admitted_at = time.monotonic()
-            bisect.insort(self.running, row, key=_rank)
             if self.stage.complete(row):
                 self.answered.append(row)
                 continue
@@ -151,6 +149,23 @@ class Lane:
             if not grants or self.stage.compatible(grants[0].row, row):  # else its group's turn comes
                 grants.append(self.stage.grant(row, units))
                 budget -= units
+
+    def _seat(self) -> None:
+        """Give every waiting row its slot, as far as there are any."""
+        for row in list(self.waiting):
+            if not self._take(row):
+                break
+
+    def _take(self, row: Row) -> bool:
+        """Admit a waiting row; False when it finds no room."""
+        if not self.residency.admit(row, alone=not self.running):
+            return False
+        self.waiting.remove(row)
+        row.state = RowState.RUNNING
+        if row.admitted_at is None:
+            row.admitted_at = time.monotonic()
+        bisect.insort(self.running, row, key=_rank)
+        return True
 
     def _make_room(self, row: Row, units: int) -> bool:
         while not self.residency.grow(row, self.stage.reach(row, units)):

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from polymux.core.batch.cost import LaunchCost
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
 from polymux.core.cache.blocks import CacheSpec
@@ -86,6 +87,13 @@ class Stage(ABC):
 
     def released(self, row: Row) -> None:
         """The row gives its slot back: forget its parameters."""
+
+    arranges = False
+    """The stage puts its rows in order before every launch. They then get a slot as soon as there is one, also when the
+    next launch has no room for them: whoever is urgent need not wait until others have ended."""
+
+    def arrange(self, rows: list[Row], cost: LaunchCost) -> None:
+        """Sort running rows, the most urgent first. `cost` is what launches of this stage have been found to cost."""
 
     def cut(self, row: Row, wanted: int, budget: int) -> int:
         """What of its units a row may run now. One that cannot be cut takes all or, without any budget, none."""

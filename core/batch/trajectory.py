@@ -84,6 +84,10 @@ class DenoiseRow(Row):
         self.steps = len(request.scheduler.timesteps) - request.start
         if self.steps <= 0 or not request.conditions:
             raise InvalidRequest("an image needs at least one denoising step and one prompt", param="steps")
+        rule = request.rule
+        known = rule.plan(self.steps) if rule is not None else None
+        self.full_steps = self.steps if known is None else sum(known)
+        """Steps that are computed, as far as is known beforehand."""
         self.size = 1
         self.group: Hashable = None
         """What its latest grant must agree in with the rows beside it."""
