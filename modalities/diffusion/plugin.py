@@ -47,3 +47,10 @@ class Filming(Painting):
 @hookimpl
 def pipelines() -> list[Pipeline]:
     return [Painting(), Filming()]
+
+
+@hookimpl
+def commands(app: Any) -> None:
+    from polymux.modalities.diffusion.command import calibrate
+
+    app.command("calibrate")(calibrate)

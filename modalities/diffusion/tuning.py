@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any]) 
 
     Raises `ConfigError`.
     """
-    compiled, graphs = options.get("compile", device.type == "cuda"), options.get("graphs", False)
+    compiled, graphs = (
+        options.get("compile", device.type == "cuda" and find_spec("triton") is not None),
+        options.get("graphs", False),
+    )
     if not isinstance(compiled, bool) or not isinstance(graphs, bool):
         raise ConfigError("compile and graphs are true or false", param="compile")
     if graphs and device.type != "cuda":
