@@ -5,12 +5,14 @@
 # make setup   only the environment; the command is then .venv/bin/polymux
 
 .DELETE_ON_ERROR:
-.PHONY: setup models serve test slow lint docs clean
+.PHONY: setup models serve test slow apart lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# torchao is imported by transformers wherever it is installed, and costs every process three seconds: it is tested apart
+APART := plugins/torchao
+PLUGINS := $(filter-out $(APART),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
@@ -40,6 +42,10 @@ slow: models
 
 docs: setup
 	$(BIN)/python -m mkdocs build --strict
+
+apart: setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target build/apart "torchao>=0.18,<0.19"
+	PYTHONPATH=build/apart $(BIN)/python -m pytest -m "not gpu" $(APART)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -66,16 +66,28 @@ class Service:
     """Serves `models`. Raises `ConfigError` when two of them claim one name."""
 
     def __init__(self, models: Iterable[Served], preparers: Preparers | None = None) -> None:
-        self.models = tuple(each for served in models for each in (served, *served.variants()))
-        self.engines = tuple(dict.fromkeys(served.engine for served in self.models))
         self._preparers = preparers or Preparers()
         self._jobs = itertools.count(1)
-        self._by_name: dict[str, Served] = {}
-        for served in self.models:
+        self._adopt(each for served in models for each in (served, *served.variants()))
+
+    def _adopt(self, models: Iterable[Served]) -> None:
+        served_now = tuple(models)
+        by_name: dict[str, Served] = {}
+        for served in served_now:
             for name in (served.name, *served.aliases):
-                if name in self._by_name:
-                    raise ConfigError(f"two models are called {name}: {self._by_name[name].name} and {served.name}")
-                self._by_name[name] = served
+                if name in by_name:
+                    raise ConfigError(f"two models are called {name}: {by_name[name].name} and {served.name}")
+                by_name[name] = served
+        self.models, self._by_name = served_now, by_name
+        self.engines = tuple(dict.fromkeys(served.engine for served in served_now))
+
+    def swap(self, old: Engine, models: Iterable[Served]) -> None:
+        """New requests for the models of `old` go to `models` from now on; what runs ends where it began.
+
+        Whoever swaps starts and stops the engines. Raises `ConfigError` as the constructor does, and changes nothing.
+        """
+        kept = [served for served in self.models if served.engine is not old]
+        self._adopt([*kept, *(each for served in models for each in (served, *served.variants()))])
 
     async def start(self) -> None:
         """Begin loading every engine and return at once; `ready` tells when requests are answered."""

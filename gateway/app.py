@@ -48,16 +48,18 @@ def create_app(
     *,
     plugins: Plugins | None = None,
     extra_routes: Sequence[BaseRoute] = (),
+    gateway: Gateway | None = None,
 ) -> Starlette:
     """The gateway. What plugins add stands behind the same keys, log and errors as our own.
 
+    `gateway` is that of an application whose place this one takes (`refresh_app`).
     `extra_routes` are of whoever embeds the application, beside those of `plugins`.
     Raises `ConfigError` for settings that would be unsafe.
     """
     settings = settings or GatewaySettings()
     settings.check()
     plugins = plugins or Plugins()
-    gateway = Gateway(service, settings, plugins)
+    gateway = gateway or Gateway(service, settings, plugins)
     endpoints = [
         chat.ENDPOINT,
         completions.ENDPOINT,
@@ -94,3 +96,13 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
+
+
+def refresh_app(app: Starlette, plugins: Plugins) -> None:
+    """Let `app` serve what these plugins bring from the next request on. Limits, metrics and running answers stay."""
+    gateway = app.state.gateway
+    assert isinstance(gateway, Gateway)
+    fresh = create_app(gateway.service, gateway.settings, plugins=plugins, gateway=gateway)
+    gateway.plugins = plugins
+    app.router = fresh.router
+    app.middleware_stack = fresh.build_middleware_stack()

@@ -20,13 +20,17 @@ def serve(
         bool | None, typer.Option("--insecure", help="Serve beyond this machine without a key.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Swap the models of a --plugin-dir when its files change.")
+    ] = False,
 ) -> None:
     """Serve models over HTTP, compatible with OpenAI's API."""
     from setproctitle import setproctitle
 
     from polymux.core.assembly import assemble
     from polymux.core.cli.output import tell
-    from polymux.gateway.app import create_app
+    from polymux.core.reload import Reloader
+    from polymux.gateway.app import create_app, refresh_app
     from polymux.gateway.server import bind_socket, run_server
     from polymux.gateway.settings import GatewaySettings
 
@@ -36,15 +40,21 @@ def serve(
     settings = frame.config.read("gateway", GatewaySettings, flags)
     settings.check()
     listener = bind_socket(settings)
-    service = assemble(frame.settings, frame.plugins, models or [], tell)
+    reloader = Reloader(frame.settings, frame.plugins, models or [], tell) if reload else None
+    service = reloader.service if reloader else assemble(frame.settings, frame.plugins, models or [], tell)
     app = create_app(service, settings, plugins=frame.plugins)
     bound, number = listener.getsockname()[:2]
     address = f"http://{f'[{bound}]' if ':' in bound else bound}:{number}"
     tell(f"listening on {address}, loading {', '.join(service.names())}")
     log = None if quiet else start_access_log()
+    beside = reloader.watch(lambda plugins: refresh_app(app, plugins)) if reloader else None
     try:
         status = run_server(
-            app, service, listener, on_ready=lambda: tell(f"ready: {address}/v1, pages at {address}/docs")
+            app,
+            service,
+            listener,
+            on_ready=lambda: tell(f"ready: {address}/v1, pages at {address}/docs"),
+            beside=beside,
         )
     finally:
         if log is not None:

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,18 @@ def bind_socket(settings: GatewaySettings) -> socket.socket:
 
 
 def run_server(
-    app: Starlette, service: Service, listener: socket.socket, *, on_ready: Callable[[], None] = lambda: None
+    app: Starlette,
+    service: Service,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    beside: Coroutine[None, None, None] | None = None,
 ) -> int:
-    """Serve until told to stop; returns the exit status: 128 + signal, or 3 when the models could not be loaded."""
-    server = Server(app, service, on_ready)
+    """Serve until told to stop; returns the exit status: 128 + signal, or 3 when the models could not be loaded.
+
+    `beside` runs from when the models are ready until the end.
+    """
+    server = Server(app, service, on_ready, beside)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.run_until_stopped(listener))
     if server.failure is not None:
@@ -67,7 +75,13 @@ def run_server(
 class Server(uvicorn.Server):
     """Runs the service beside the application. Signals are handled from before the first model is loaded."""
 
-    def __init__(self, app: Starlette, service: Service, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        service: Service,
+        on_ready: Callable[[], None] = lambda: None,
+        beside: Coroutine[None, None, None] | None = None,
+    ) -> None:
         gateway = app.state.gateway
         assert isinstance(gateway, Gateway)
         super().__init__(
@@ -87,6 +101,7 @@ class Server(uvicorn.Server):
         self.stopped_by = 0
         self.failure: PolymuxError | None = None
         self._on_ready = on_ready
+        self._beside = beside
         self._stop_at: float | None = None
 
     async def run_until_stopped(self, listener: socket.socket) -> None:
@@ -110,6 +125,8 @@ class Server(uvicorn.Server):
             gc.collect()
             gc.freeze()
             self._on_ready()
+            if self._beside is not None:
+                await self._beside
 
     def drain(self, seconds: float) -> None:
         """Take no part in balancing any more; close the socket in `seconds`."""

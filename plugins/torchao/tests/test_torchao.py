@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from polymux_torchao.int4 import Int4, Int4Linear
 from torch import nn
 
 from polymux.core.compute.quantization import find_quantization, quantize_model
@@ -12,6 +14,11 @@ from polymux.core.errors import ConfigError
 from polymux.core.plugins import load_plugins
 from polymux.core.testing.conformance import run_checks
 from polymux.core.testing.tiny import build, tiny_bert
+
+PROJECT = Path(__file__).parent.parent
+sys.path.append(str(PROJECT))
+pytest.importorskip("torchao", reason="it is tested apart: make apart")
+from polymux_torchao.int4 import Int4, Int4Linear  # noqa: E402
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (100, 64), (64, 48), (1, 1), (17, 33), (256, 1024)])
@@ -43,7 +50,7 @@ def test_what_cannot_be_held_is_refused(weight: torch.Tensor, says: str) -> None
 
 
 def test_it_is_found_by_its_name_and_serves_a_model() -> None:
-    plugins = load_plugins()
+    plugins = load_plugins([PROJECT])
     make = find_quantization("int4", torch.device("cpu"), plugins.quantizers())
     assert make is not None and plugins.find("torchao").status == "enabled"
     model = build(tiny_bert)
@@ -62,4 +69,4 @@ def test_other_devices_are_refused() -> None:
 
 @pytest.mark.slow
 def test_it_passes_the_check() -> None:
-    assert run_checks("torchao") == 0
+    assert run_checks(PROJECT) == 0
