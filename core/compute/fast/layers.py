@@ -106,6 +106,8 @@ def rotary_tables(rotary: nn.Module, kinds: set[str | None], length: int, like: 
     if types & {"dynamic", "longrope"}:
         raise Unfamiliar("its rotary embedding depends on the sequence's length")
     positions = torch.arange(length, device=like.device)[None]
+    if hasattr(rotary, "mrope_section"):  # positions of several axes, here all the same
+        positions = positions.expand(3, 1, length)
     takes_kind = "layer_type" in inspect.signature(rotary.forward).parameters
     tables = {}
     for kind in kinds:
