@@ -19,12 +19,20 @@ from polymux.core.batch.lane import Lane
 from polymux.core.batch.plan import Plan
 from polymux.core.batch.row import Row
 from polymux.core.batch.scheduler import Scheduler
+from polymux.core.batch.sequence import TokenRow
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.engine.faults import explain_fault
 from polymux.core.engine.job import Job, JobHost, Strand
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import discard, unpack
-from polymux.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, PolymuxError
+from polymux.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PolymuxError,
+)
 from polymux.core.pipeline import Program
 from polymux.core.vocabulary import Cancel, Command, Ended, Failed, Post, Report, Submit, Tokens
 
@@ -276,9 +284,13 @@ class Loop:
 
     def _break_deadlock(self) -> None:
         stuck = self.scheduler.make_room()
-        if stuck is not None:
-            error = Overloaded("the request needs more cache than this engine has; use a shorter context")
-            self._fail_row(*stuck, error)
+        if stuck is None:
+            return
+        error: PolymuxError = Overloaded("the request needs more cache than others leave; try again")
+        if len(self.jobs) == 1:  # nobody will ever leave it more
+            needs = "the request needs more cache than this engine has in all; use a shorter context"
+            error = ContextTooLong(needs) if isinstance(stuck[1], TokenRow) else InvalidRequest(needs)
+        self._fail_row(*stuck, error)
 
     def close(self) -> None:
         """The engine stops: every program gives back what it took. One that fails to must not keep the others."""

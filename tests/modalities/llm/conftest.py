@@ -22,6 +22,7 @@ from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.generation.front import GenerateFront
 from polymux.core.generation.guidance import GrammarStage
 from polymux.core.generation.program import GenerationProgram
+from polymux.core.pipeline import Program
 from polymux.core.service import Served, Service
 from polymux.core.testing import tokenizers
 from polymux.core.testing.engine import LocalEngine
@@ -59,21 +60,24 @@ def decoder_of(thinks: bool) -> TransformersDecoder:
 def open_service(
     *, thinks: bool = False, adapters: Mapping[str, str] = {}, speculation: int = 0, **settings: Any
 ) -> Service:
-    """`adapters`: name -> folder; `settings`: further ones of the site."""
+    """`tiny`, and with `speculation` also `quick`, which guesses so many tokens ahead. `adapters`: name -> folder;
+    `settings`: further ones of the site."""
     tokenizer, decoder = tokenizer_of(thinks), decoder_of(thinks)
-    loader = None
     site = Site(LaggedCpu(), SiteSettings(**{"cache_bytes": 1 << 24, "superpage": 1 << 16, "block": 16, **settings}))
     if adapters:
         decoder = TransformersDecoder(copy.deepcopy(decoder.model))
         decoder.adapt(AdapterSet(decoder.model, open_adapters(adapters), decoder.shape.dtype))
-        loader = AdapterStage(decoder.adapters, site)
-    grammars = GrammarStage(Grammars(tokenizer, decoder.shape.vocabulary), site)
-    stage = TokenStage("decode", decoder, site, drafter=LookupDrafter(speculation) if speculation else None)
-    program = GenerationProgram(stage, "tiny", grammars, loader)
+    programs: dict[str, Program] = {}
+    for name, guesses in {"tiny": 0, **({"quick": speculation} if speculation else {})}.items():
+        stage = TokenStage("decode", decoder, site, drafter=LookupDrafter(guesses) if guesses else None)
+        grammars = GrammarStage(Grammars(tokenizer, decoder.shape.vocabulary), site)
+        loader = AdapterStage(decoder.adapters, site) if decoder.adapters is not None else None
+        programs[name] = GenerationProgram(stage, "tiny", grammars, loader)
+    engine = LocalEngine(programs, site)
     front = GenerateFront(tokenizer, ChatTemplate({"default": TEMPLATE}, {}), CONTEXT, decoder.shape.vocabulary)
     front.adapters = tuple(adapters)
     tasks = ("chat", "complete", "tokenize", "detokenize")
-    return Service([Served("tiny", tasks, front, LocalEngine({"tiny": program}, site))])
+    return Service([Served(name, tasks, front, engine) for name in programs])
 
 
 @asynccontextmanager

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
-from random import Random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+
+from polymux.core.testing.adapting import write_adapter
+from polymux.core.testing.features import FEATURES, cover_pairs, write_page
+from polymux.core.testing.tiny import build, tiny_llama
 
 pytestmark = pytest.mark.anyio
 
@@ -19,51 +22,34 @@ SHAPE = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99
 PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": PLACE}} for name in ("weather", "time")]
 
-FEATURES: dict[str, tuple[Any, ...]] = {
-    "n": (1, 3),
-    "tools": (None, "auto", "required"),
-    "schema": (False, True),
-    "thought": (None, 0, 8),
-    "logprobs": (None, 0, 2),
-    "stop": (False, True),
-    "penalty": (False, True),
-    "greedy": (False, True),
-    "short": (False, True),
-}
+PAGE = Path(__file__).parents[3] / "docs" / "features.md"
 
 
-def cover_pairs() -> Iterator[dict[str, Any]]:
-    """Requests that together have every pair of values of every two features."""
-    random = Random(0)
-    pairs = {
-        ((one, a), (two, b))
-        for one, two in itertools.combinations(FEATURES, 2)
-        for a in FEATURES[one]
-        for b in FEATURES[two]
-    }
-    while pairs:
-        drawn = [{name: random.choice(values) for name, values in FEATURES.items()} for _ in range(60)]
-        best = max(drawn, key=lambda each: len(pairs & set(itertools.combinations(each.items(), 2))))
-        pairs -= set(itertools.combinations(best.items(), 2))
-        yield best
+def name_model(features: dict[str, Any]) -> str:
+    name = "quick" if features["speculation"] else "tiny"
+    return f"{name}:{features['LoRA']}" if features["LoRA"] else name
 
 
-def make_body(features: dict[str, Any], bias: dict[str, float]) -> dict[str, Any]:
+def make_body(features: dict[str, Any], number: int, *, tokens: int = 200, **options: Any) -> dict[str, Any]:
+    """Request number `number`: its prompt is its own unless it is there for a cached prefix."""
+    words = "Hello " * 24
     body: dict[str, Any] = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "Hello " * 12}],
+        "model": ("quick" if features["speculation"] else "tiny")
+        + (f":{features['LoRA']}" if features["LoRA"] else ""),
+        "messages": [{"role": "user", "content": words if features["prefix cache"] else f"{number} {words}"}],
         "n": features["n"],
-        "seed": 5,
-        "max_tokens": 12 if features["short"] else 300,
-        "logit_bias": bias,
-        "chat_template_kwargs": {"enable_thinking": features["thought"] is not None},
+        "max_tokens": tokens,
+        "stream": features["stream"],
+        **options,
     }
+    if features["seed"] is not None:
+        body["seed"] = features["seed"]
     if features["tools"] is not None:
         body |= {"tools": TOOLS, "tool_choice": features["tools"]}
     if features["schema"]:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": SHAPE}}
-    if features["thought"] is not None:
-        body["thinking_budget"] = features["thought"]
+    if features["reasoning"] is not None:
+        body["thinking_budget"] = features["reasoning"]
     if features["logprobs"] is not None:
         body |= {"logprobs": True, "top_logprobs": features["logprobs"]}
     if features["stop"]:
@@ -106,42 +92,87 @@ class Told:
             jsonschema.validate(json.loads(self.text), SHAPE)
         if features["stop"]:
             assert not {"}", "o"} & set(self.text)
-        if features["thought"] in (None, 0):
+        if features["reasoning"] in (None, 0):
             assert not self.thought
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[list[Told], dict[str, Any]]:
+    """The choices and the usage, streamed or whole as the body says."""
+    told = [Told() for _ in range(body["n"])]
+    if body["stream"]:
+        answer = await http.post("/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}})
+        assert answer.status_code == 200, answer.text
+        usage = None
+        for line in answer.text.splitlines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    told[choice["index"]].add(choice["delta"], choice)
+        assert answer.text.endswith("data: [DONE]\n\n") and usage is not None
+        return told, usage
     answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
-    told = [Told() for _ in range(body["n"])]
     for choice in answer.json()["choices"]:
         told[choice["index"]].add(choice["message"], choice)
     return told, answer.json()["usage"]
 
 
-async def listen(http: httpx.AsyncClient, body: dict[str, Any]) -> list[Told]:
-    answer = await http.post("/v1/chat/completions", json={**body, "stream": True})
-    told = [Told() for _ in range(body["n"])]
-    for line in answer.text.splitlines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line[6:])["choices"]:
-                told[choice["index"]].add(choice["delta"], choice)
-    return told
+def swap(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request, streamed if it was not, with guesses if it had none."""
+    name, colon, adapter = body["model"].partition(":")
+    other = {"tiny": "quick", "quick": "tiny"}[name]
+    return {**body, "model": f"{other}{colon}{adapter}", "stream": not body["stream"]}
 
 
-async def test_every_pair_of_features(serve: Any, ending: dict[str, float]) -> None:
-    bias = {**ending, "403": 7.0}  # </think>
-    requests = list(cover_pairs())
-    async with serve(thinks=True) as http:
-        bodies = [make_body(features, bias) for features in requests]
-        whole = await asyncio.gather(*(ask(http, body) for body in bodies))
-        streamed = await asyncio.gather(*(listen(http, body) for body in bodies))
-    for features, (told, usage), heard in zip(requests, whole, streamed):
+async def check_matrix(http: httpx.AsyncClient, requests: list[dict[str, Any]], bodies: list[dict[str, Any]]) -> None:
+    """All at once; those with a seed, or greedy ones, once more the other way round, then from the cache."""
+    first = await asyncio.gather(*(ask(http, body) for body in bodies))
+    second = await asyncio.gather(*(ask(http, swap(body)) for body in bodies))
+    third = await asyncio.gather(*(ask(http, body) for body in bodies))
+    for features, once, other, again in zip(requests, first, second, third):
+        fixed = features["seed"] is not None or features["greedy"]
+        told, usage = once
         assert len(told) == features["n"]
-        for one, other in zip(told, heard):
-            assert vars(one) == vars(other), features
-            one.check(features)
+        for mine, others, repeated in zip(told, other[0], again[0]):
+            mine.check(features)
+            others.check(features)
+            if fixed:
+                assert vars(mine) == vars(others), features
+                assert vars(mine) == vars(repeated), features
+        assert again[1]["prompt_tokens_details"]["cached_tokens"] > 0
+        if features["n"] > 1 and features["seed"] is not None and not features["greedy"] and not features["stop"]:
+            assert len({(one.text, one.thought, str(one.calls)) for one in told}) > 1, features
         if features["logprobs"] is not None and not features["stop"]:
             ended = sum(one.reason != "length" for one in told)
             said = sum(len(one.tokens) for one in told)
             assert usage["completion_tokens"] - ended <= said <= usage["completion_tokens"], features
+
+
+async def test_every_pair_of_features(serve: Any, ending: dict[str, float], tmp_path: Path) -> None:
+    model = build(lambda: tiny_llama(64))
+    adapters = {
+        name: str(write_adapter(tmp_path / name, model, seed=seed, strength=0.1))
+        for seed, name in enumerate(("calm", "loud"))
+    }
+    bias = {**ending, "403": 7.0}  # </think>
+    requests = list(cover_pairs())
+    bodies = []
+    for number, features in enumerate(requests):
+        thinks = {"enable_thinking": features["reasoning"] is not None}
+        bodies.append(make_body(features, number, logit_bias=bias, chat_template_kwargs=thinks))
+    async with serve(thinks=True, adapters=adapters, speculation=6) as http:
+        await check_matrix(http, requests, bodies)
+
+
+def test_the_page_of_features_is_fresh() -> None:
+    assert PAGE.read_text() == write_page(list(cover_pairs())), (
+        "python -m polymux.core.testing.features > docs/features.md"
+    )
+
+
+def test_every_pair_of_values_is_covered() -> None:
+    requests = list(cover_pairs())
+    for one, two in itertools.combinations(FEATURES, 2):
+        wanted = set(itertools.product(FEATURES[one], FEATURES[two]))
+        assert {(each[one], each[two]) for each in requests} == wanted
