@@ -19,7 +19,8 @@ from polymux.core.batch.decoder import TokenBatch, TokenModel
 from polymux.core.batch.drawing import Drawer, Drawing
 from polymux.core.batch.packing import Packer
 from polymux.core.batch.plan import Grant, Plan
-from polymux.core.batch.sequence import TokenRow
+from polymux.core.batch.row import Row
+from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.batch.speculation import Drafter, Foresight, LookupDrafter
 from polymux.core.cache.blocks import paged_kv
 from polymux.core.compute.dtype import read_dtype
@@ -118,6 +119,8 @@ class DraftModel(Drafter):
         self._site = site
         self._longest = longest
         self._graphs: DecodeGraphs | None = None
+        self._covered = 0
+        """Rows of the launch to come whose tokens, guesses included, this model has computed."""
 
     def bind(self, packer: Packer, drawer: Drawer) -> None:
         if self.model.shape.context < packer.capacity:
@@ -126,11 +129,10 @@ class DraftModel(Drafter):
                 f"{packer.capacity} of the model it guesses for",
                 param="speculation",
             )
-        self._vocabulary = drawer.vocabulary
-        if self.model.shape.vocabulary != self._vocabulary:
+        if self.model.shape.vocabulary != drawer.vocabulary:
             raise ConfigError(
                 f"the draft model knows {self.model.shape.vocabulary} tokens, the model it guesses for "
-                f"{self._vocabulary}: they must be the same",
+                f"{drawer.vocabulary}: they must be the same",
                 param="speculation",
             )
         if self.model.shape.axes != packer.axes:
@@ -145,48 +147,47 @@ class DraftModel(Drafter):
         return Foresight(self._longest)
 
     def draft(self, rows: Sequence[TokenRow], counts: Sequence[int]) -> list[list[int]]:
-        order = sorted(range(len(rows)), key=lambda place: -counts[place])  # whoever is done is behind the others
-        ranked = [rows[place] for place in order]
-        wanted = [counts[place] for place in order]
-        told = self._replay(ranked, wanted) if self._replays(ranked) else self._decode(ranked, wanted)
-        guesses: list[list[int]] = [[] for _ in rows]
-        for tokens in told:
-            for place, token in zip(order, tokens):
-                guesses[place].append(token)
-        return guesses
+        recorded = self._graphs is not None and all(row.request.plain for row in rows)
+        steps: list[list[Grant]] = []
+        told: list[Tensor] = []
+        # one step more than guesses: it only leaves the last guess's keys and values
+        for step in range(max(counts) + 1):
+            going = [row for row, count in zip(rows, counts, strict=True) if count >= step]
+            grants = [Grant(row, len(row.tokens) - 1 + step, 1) for row in going]
+            told.append(self._replay(grants, first=step == 0) if recorded else self._decode(grants))
+            steps.append(grants)
+        self._covered = len(rows)
+        guesses: dict[Row, list[int]] = {row: [] for row in rows}
+        # waits for the device: the launch that checks the guesses is packed on the host
+        for grants, tokens in zip(steps, torch.cat(told).cpu().split([len(tokens) for tokens in told])):
+            for grant, token in zip(grants, tokens.tolist(), strict=True):
+                guesses[grant.row].append(token)
+        return [guesses[row][:count] for row, count in zip(rows, counts, strict=True)]
 
     def follow(self, batch: TokenBatch) -> None:
-        self.model.forward(self._packer.repack(batch))
+        covered, self._covered = self._covered, 0
+        if covered < len(batch.context.batch.lengths):  # else guessing has computed all of it
+            self.model.forward(self._packer.repack(batch))
 
-    def _decode(self, rows: list[TokenRow], counts: list[int]) -> list[list[int]]:
-        """Step by step, the tokens of the rows that still guess; each step's go into the next on the device."""
-        told: list[Tensor] = []
-        for step in range(counts[0]):
-            going = sum(count > step for count in counts)
-            grants = [Grant(row, len(row.tokens) - 1 + step, 1) for row in rows[:going]]
-            batch = self._packer.pack(Plan("draft", grants))
-            logits = self.model.forward(batch)
-            slots = batch.context.batch.slots
-            tokens = self._drawer.decide(Drawing(grants, logits, slots))["tokens"]
-            self._packer.last[slots] = tokens
-            told.append(tokens)
-        return _read(told)
+    def _decode(self, grants: list[Grant]) -> Tensor:
+        """The rows' next tokens, in the order into which packing brings the grants; the next step finds them on the
+        device."""
+        batch = self._packer.pack(Plan("draft", grants))
+        slots = batch.context.batch.slots
+        tokens = self._drawer.decide(Drawing(grants, self.model.forward(batch), slots))["tokens"]
+        self._packer.last[slots] = tokens
+        return tokens
 
-    def _replays(self, rows: list[TokenRow]) -> bool:
-        return self._graphs is not None and all(row.request.plain for row in rows)
-
-    def _replay(self, rows: list[TokenRow], counts: list[int]) -> list[list[int]]:
+    def _replay(self, grants: list[Grant], *, first: bool) -> Tensor:
+        """The same by a recorded step."""
         if self._graphs is None:
             raise InternalError("only a CUDA device records draft steps")
+        rows = [token_row(grant.row) for grant in grants]
         slots = [row.slot for row in rows]
-        sent = self._site.device.upload({"slots": slots, "newest": [row.tokens[-1] for row in rows]})
-        self._packer.last[sent["slots"]] = sent["newest"]
-        told: list[Tensor] = []
-        for step in range(counts[0]):
-            going = sum(count > step for count in counts)
-            positions = [len(row.tokens) - 1 + step for row in rows[:going]]
-            told.append(self._graphs.run(slots[:going], positions, 0)[1].clone())
-        return _read(told)
+        if first:
+            sent = self._site.device.upload({"slots": slots, "newest": [row.tokens[-1] for row in rows]})
+            self._packer.last[sent["slots"]] = sent["newest"]
+        return self._graphs.run(slots, [grant.start for grant in grants], 0)[1].clone()
 
     def _step(
         self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]
@@ -198,8 +199,3 @@ class DraftModel(Drafter):
         tokens, finite = self._drawer.slots.draw(logits, slots, positions + 1)
         self._packer.last[slots] = tokens
         return logits, tokens, finite
-
-
-def _read(told: list[Tensor]) -> list[list[int]]:
-    """The tokens of every step on the host. Waits for the device: the launch that checks them is packed there."""
-    return [tokens.tolist() for tokens in torch.cat(told).cpu().split([len(tokens) for tokens in told])]

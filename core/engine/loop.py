@@ -286,10 +286,11 @@ class Loop:
         stuck = self.scheduler.make_room()
         if stuck is None:
             return
+        lane, row = stuck
         error: PolymuxError = Overloaded("the request needs more cache than others leave; try again")
-        if len(self.jobs) == 1:  # nobody will ever leave it more
-            needs = "the request needs more cache than this engine has in all; use a shorter context"
-            error = ContextTooLong(needs) if isinstance(stuck[1], TokenRow) else InvalidRequest(needs)
+        if len(self.jobs) == 1 or lane.stage.units(row) > lane.residency.capacity:  # nobody will ever leave it enough
+            needs = "the request needs more cache than this engine has; use a shorter context"
+            error = ContextTooLong(needs) if isinstance(row, TokenRow) else InvalidRequest(needs)
         self._fail_row(*stuck, error)
 
     def close(self) -> None:

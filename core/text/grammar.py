@@ -1,8 +1,8 @@
 """Grammars: what an answer must look like, compiled by llguidance against a model's own tokens.
 
 A grammar travels as text (llguidance's own JSON form), so the half that checks a request and the half that runs it
-compile the same thing. Work is bounded by counting, not by a clock: a schema that is too large is refused alike on
-an idle machine and on a busy one.
+compile the same thing. Work is bounded by counting, so that a schema that is too large is refused alike on an idle
+machine and on a busy one; a clock bounds what counting did not foresee.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import llguidance
@@ -27,6 +28,9 @@ MAX_DEPTH = 64
 
 KEPT = 64
 """Compiled grammars that are kept for the next request that needs the same one."""
+
+PATIENCE = 20.0
+"""Seconds that a caller waits for a grammar to be compiled."""
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 """Between the parts of a JSON text: as models write it, but never without end."""
@@ -56,6 +60,7 @@ class Grammars:
         self._vocabulary = vocabulary
         self._tokens: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._running: dict[str, Future[Grammar | str]] = {}
         self._lock = threading.Lock()
 
     def find(self, text: str) -> Grammar | None:
@@ -67,7 +72,7 @@ class Grammars:
             return grammar
 
     def compile(self, text: str, param: str = "response_format") -> Grammar:
-        """Raises `InvalidRequest` for what is no grammar, is not supported, is too large or allows no answer.
+        """Raises `InvalidRequest` for what is no grammar, is not supported, takes too long or allows no answer.
 
         `param` is the field of the request that it came in.
         """
@@ -76,19 +81,41 @@ class Grammars:
             return grammar
         if len(text) > MAX_CHARACTERS:
             raise _refuse(f"it is longer than {MAX_CHARACTERS} characters", param)
-        matcher = llguidance.LLMatcher(self._load_tokens(), text, log_level=0, limits=LIMITS)
-        complaint = matcher.get_error()
-        if not complaint:
-            allowed = matcher.compute_bitmask()
-            complaint = matcher.get_error() or ("" if any(allowed) and _begins(matcher) else "it allows no answer")
-        if complaint:
-            raise _refuse(complaint, param)
-        grammar = Grammar(matcher)
         with self._lock:
-            self._kept[text] = grammar
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return grammar
+            running = self._running.get(text)
+            if running is None:
+                running = self._running[text] = Future()
+                # nothing interrupts the library: what takes too long ends on a thread that nobody waits for
+                threading.Thread(target=self._build, args=(text, running), name="grammar", daemon=True).start()
+        try:
+            complaint = running.result(PATIENCE)
+        except TimeoutError:
+            raise _refuse(f"it takes more than {PATIENCE:g} seconds to compile", param) from None
+        if isinstance(complaint, str):
+            raise _refuse(complaint, param)
+        return complaint
+
+    def _build(self, text: str, running: Future[Grammar | str]) -> None:
+        """The grammar, or why there is none."""
+        try:
+            matcher = llguidance.LLMatcher(self._load_tokens(), text, log_level=0, limits=LIMITS)
+            complaint = matcher.get_error()
+            if not complaint:
+                allowed = matcher.compute_bitmask()
+                complaint = matcher.get_error() or ("" if any(allowed) and _begins(matcher) else "it allows no answer")
+            built: Grammar | str = complaint or Grammar(matcher)
+        except BaseException as error:
+            with self._lock:
+                del self._running[text]
+            running.set_exception(error)
+            return
+        with self._lock:
+            del self._running[text]
+            if isinstance(built, Grammar):
+                self._kept[text] = built
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        running.set_result(built)
 
     def _load_tokens(self) -> llguidance.LLTokenizer:
         with self._lock:

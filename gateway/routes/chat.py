@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from polymux.core.tasks import CallDelta, ChoiceEnded, Done, TextDelta, ThoughtDelta, TokenLogprob
-from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
+from polymux.gateway.answering import StreamResponse, WholeResponse, encode_model, frame_model
 from polymux.gateway.bodies import read_request
 from polymux.gateway.ids import draw_id
+from polymux.gateway.routes.choices import ChoiceFrames
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.schemas.chat import (
@@ -110,24 +111,17 @@ class WholeChat:
         )
 
 
-class ChatStream(EventFrames):
-    """Chunks: per choice one with the role, one per delta, one with the reason; then usage, if asked for.
-
-    The latest reason is held until the next answer: the last chunk, which carries the receipt, is known only then.
-    """
+class ChatStream(ChoiceFrames[ChatCompletionChunk]):
+    """Chunks: per choice one with the role, one per delta, one with the reason; then usage, if asked for."""
 
     def __init__(self, model: str, n: int, wants_usage: bool) -> None:
-        self.model = model
-        self.wants_usage = wants_usage
-        self.id = f"chatcmpl-{draw_id()}"
-        self.created = int(time.time())
-        self.greeted = [False] * n
-        self.held: ChatCompletionChunk | None = None
+        super().__init__(ChatCompletionChunk, "chatcmpl", model, wants_usage)
+        self._greeted = [False] * n
 
     def write(self, answer: msgspec.Struct) -> bytes:
         if isinstance(answer, Done):
-            return self._end(answer)
-        frames = self._release()
+            return self.end(answer)
+        frames = self.release()
         if isinstance(answer, TextDelta | ThoughtDelta | CallDelta):
             frames += self._greet(answer.index)
             delta = shape_delta(answer)
@@ -135,35 +129,19 @@ class ChatStream(EventFrames):
                 frames += frame_model(self._chunk(answer.index, delta, shape_logprobs(answer.logprobs)))
         elif isinstance(answer, ChoiceEnded):
             frames += self._greet(answer.index)
-            self.held = self._chunk(answer.index, ChatDelta(), reason=answer.reason)
+            self.hold(self._chunk(answer.index, ChatDelta(), reason=answer.reason))
         return frames
 
     def _greet(self, index: int) -> bytes:
-        if self.greeted[index]:
+        if self._greeted[index]:
             return b""
-        self.greeted[index] = True
+        self._greeted[index] = True
         return frame_model(self._chunk(index, ChatDelta(role="assistant", content="")))
-
-    def _release(self) -> bytes:
-        held, self.held = self.held, None
-        return frame_model(held) if held is not None else b""
-
-    def _end(self, done: Done) -> bytes:
-        receipt = ReceiptBody.of(done.receipt)
-        if self.held is not None and not self.wants_usage:
-            self.held.receipt = receipt
-            return self._release()
-        frames = self._release()
-        last = ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=[], receipt=receipt)
-        if self.wants_usage:
-            last.usage = TokenUsage.of(done.usage)
-        return frames + frame_model(last)
 
     def _chunk(
         self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, reason: str | None = None
     ) -> ChatCompletionChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
-        return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=[choice])
+        return self.make(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason))
 
 
 def shape_delta(answer: TextDelta | ThoughtDelta | CallDelta) -> ChatDelta | None:

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from polymux.core.tasks import ChoiceEnded, Done, TextDelta, TokenLogprob
-from polymux.gateway.answering import EventFrames, StreamResponse, WholeResponse, encode_model, frame_model
+from polymux.gateway.answering import StreamResponse, WholeResponse, encode_model, frame_model
 from polymux.gateway.bodies import read_request
 from polymux.gateway.ids import draw_id
+from polymux.gateway.routes.choices import ChoiceFrames
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.schemas.completions import (
@@ -84,52 +85,32 @@ class WholeCompletion:
         )
 
 
-class CompletionStream(EventFrames):
-    """One chunk per delta, one with the reason per choice, the latter held as in `ChatStream`."""
+class CompletionStream(ChoiceFrames[Completion]):
+    """One chunk per delta, one with the reason per choice; then usage, if asked for."""
 
     def __init__(self, model: str, choices: int, logprobs: int | None, wants_usage: bool) -> None:
-        self.model = model
-        self.logprobs = [LogprobLists(logprobs) for _ in range(choices)] if logprobs is not None else None
-        self.wants_usage = wants_usage
-        self.id = f"cmpl-{draw_id()}"
-        self.created = int(time.time())
-        self.held: Completion | None = None
+        super().__init__(Completion, "cmpl", model, wants_usage)
+        self._logprobs = [LogprobLists(logprobs) for _ in range(choices)] if logprobs is not None else None
 
     def write(self, answer: msgspec.Struct) -> bytes:
         if isinstance(answer, Done):
-            return self._end(answer)
-        frames = self._release()
+            return self.end(answer)
+        frames = self.release()
         if isinstance(answer, TextDelta) and (answer.text or answer.logprobs):
             logprobs = None
-            if self.logprobs is not None:
-                lists = self.logprobs[answer.index]
+            if self._logprobs is not None:
+                lists = self._logprobs[answer.index]
                 lists.extend(answer.logprobs or ())
                 logprobs = lists.take()
             frames += frame_model(self._chunk(answer.index, answer.text, logprobs))
         elif isinstance(answer, ChoiceEnded):
-            self.held = self._chunk(answer.index, "", reason=answer.reason)
+            self.hold(self._chunk(answer.index, "", reason=answer.reason))
         return frames
-
-    def _release(self) -> bytes:
-        held, self.held = self.held, None
-        return frame_model(held) if held is not None else b""
-
-    def _end(self, done: Done) -> bytes:
-        receipt = ReceiptBody.of(done.receipt)
-        if self.held is not None and not self.wants_usage:
-            self.held.receipt = receipt
-            return self._release()
-        frames = self._release()
-        last = Completion(id=self.id, created=self.created, model=self.model, choices=[], receipt=receipt)
-        if self.wants_usage:
-            last.usage = TokenUsage.of(done.usage)
-        return frames + frame_model(last)
 
     def _chunk(
         self, index: int, text: str, logprobs: CompletionLogprobs | None = None, reason: str | None = None
     ) -> Completion:
-        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
-        return Completion(id=self.id, created=self.created, model=self.model, choices=[choice])
+        return self.make(CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason))
 
 
 class LogprobLists:

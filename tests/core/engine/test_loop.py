@@ -110,6 +110,7 @@ def test_a_request_that_can_never_fit_fails_clearly(device: Device) -> None:
     for job in ("huge", "grows"):
         error = driver.error(job)
         assert error is not None and "more cache than this engine has" in error.message
+        assert (error.status, error.code) == (400, "context_length_exceeded"), "trying again would not help"
     assert len(driver.tokens("before")) == len(driver.tokens("after")) == 4
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -164,3 +166,29 @@ class TestThought:
         guide.take(self.END)
         assert len(allowed(guide)) == VOCABULARY
         assert not guide.finished
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_compiled_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller gets its answer when the time is over; the work ends by itself, and whoever asks then is served."""
+    free, begun = threading.Event(), []
+    compile_really = llguidance.LLMatcher
+
+    def compile_slowly(*arguments: Any, **options: Any) -> Any:
+        begun.append(arguments)
+        free.wait()
+        return compile_really(*arguments, **options)
+
+    monkeypatch.setattr("polymux.core.text.grammar.llguidance.LLMatcher", compile_slowly)
+    monkeypatch.setattr("polymux.core.text.grammar.PATIENCE", 0.05)
+    grammars = Grammars(tokenizer, VOCABULARY)
+    text = '{"grammars": [{"json_schema": {"type": "integer"}}]}'
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="seconds to compile") as refusal:
+            grammars.compile(text, "tools")
+        assert refusal.value.param == "tools"
+    free.set()
+    monkeypatch.setattr("polymux.core.text.grammar.PATIENCE", 60.0)
+    assert grammars.compile(text) is grammars.find(text)
+    assert len(begun) == 1

@@ -6,6 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx2
+import openai
 import pytest
 
 from polymux.core.assembly import locate_adapters
@@ -66,3 +69,24 @@ def test_references_become_folders_when_a_service_is_put_together(tmp_path: Path
     for wrong in ({"a:b": "x"}, {"a": 3}, ["a"]):
         with pytest.raises(ConfigError):
             locate_adapters("chat", wrong, plugins, print)
+
+
+async def test_the_official_clients_reach_adapters(serve: Any, adapters: dict[str, str]) -> None:
+    async with serve(adapters=adapters, speculation=4, library=httpx2) as http:
+        client = anthropic.AsyncAnthropic(api_key="none", base_url="http://tiny", http_client=http, max_retries=0)
+        ask: Any = {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}], "extra_body": {"seed": 3}}
+        whole = await client.messages.create(model="quick:calm", **ask)
+        async with client.messages.stream(model="tiny:calm", **ask) as stream:
+            assert (await stream.get_final_message()).content[0].text == whole.content[0].text
+    async with serve(adapters=adapters, speculation=4) as http:
+        official = openai.AsyncOpenAI(api_key="none", base_url="http://tiny/v1", http_client=http, max_retries=0)
+        names = [card.id async for card in official.models.list()]
+        assert names == ["tiny", "tiny:calm", "tiny:loud", "quick", "quick:calm", "quick:loud"]
+        options: Any = {"messages": [{"role": "user", "content": "Hello"}], "n": 2, "seed": 3, "max_tokens": 8}
+        chat = await official.chat.completions.create(model="quick:loud", logprobs=True, **options)
+        told = ["", ""]
+        async for chunk in await official.chat.completions.create(model="tiny:loud", stream=True, **options):
+            for choice in chunk.choices:
+                told[choice.index] += choice.delta.content or ""
+        assert told == [choice.message.content for choice in chat.choices]
+        assert all(len(choice.logprobs.content) == 8 for choice in chat.choices)

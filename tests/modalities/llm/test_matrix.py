@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
+import polymux_starter
 import pytest
+from transformers import AutoModelForCausalLM
 
+from polymux.core.compute.device import Device
+from polymux.core.engine.load import open_site
+from polymux.core.engine.site import SiteSettings
+from polymux.core.models import ModelFiles, resolve
+from polymux.core.plugins import load_plugins
+from polymux.core.service import Served, Service
 from polymux.core.testing.adapting import write_adapter
+from polymux.core.testing.engine import LocalEngine
 from polymux.core.testing.features import FEATURES, cover_pairs, write_page
 from polymux.core.testing.tiny import build, tiny_llama
+from polymux.gateway.app import create_app
+from polymux.modalities.llm.plugin import TextGeneration
 
 pytestmark = pytest.mark.anyio
 
@@ -162,6 +175,50 @@ async def test_every_pair_of_features(serve: Any, ending: dict[str, float], tmp_
         thinks = {"enable_thinking": features["reasoning"] is not None}
         bodies.append(make_body(features, number, logit_bias=bias, chat_template_kwargs=thinks))
     async with serve(thinks=True, adapters=adapters, speculation=6) as http:
+        await check_matrix(http, requests, bodies)
+
+
+def find_chat() -> ModelFiles:
+    chat = polymux_starter.CHAT
+    return resolve(chat.reference, sha256=chat.sha256, sources=load_plugins().model_sources())
+
+
+@asynccontextmanager
+async def serve_chat(adapters: dict[str, str]) -> AsyncIterator[httpx.AsyncClient]:
+    """`starter/chat` twice in one engine, as `tiny` and as `quick`, which guesses ahead."""
+    files, pipeline = find_chat(), TextGeneration()
+    site = open_site(load_plugins(), Device(), SiteSettings(cache_bytes=1 << 29))
+    served, programs = [], {}
+    options = {**polymux_starter.CHAT.options, "adapters": adapters}
+    options.pop("deterministic", None)
+    for name, guesses in (("tiny", 0), ("quick", 6)):
+        programs[name] = pipeline.load(files, site, {**options, "speculation": guesses})
+    engine = LocalEngine(programs, site)
+    for name in programs:
+        served.append(Served(name, tuple(pipeline.tasks), pipeline.front(files, options), engine))
+    service = Service(served)
+    await service.start()
+    await service.wait_ready()
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(service)), base_url="http://chat", timeout=600
+        ) as http:
+            yield http
+    finally:
+        await service.stop()
+
+
+@pytest.mark.slow
+async def test_every_pair_of_features_on_the_chat_starter(tmp_path: Path) -> None:
+    """But for thoughts, which this model does not have. Its sums are exact, so answers are the same in any company."""
+    model = AutoModelForCausalLM.from_pretrained(find_chat().folder)
+    adapters = {
+        name: str(write_adapter(tmp_path / name, model, rank=2, seed=seed, strength=0.02))
+        for seed, name in enumerate(("calm", "loud"))
+    }
+    requests = [each | {"reasoning": None} for each in cover_pairs()]
+    bodies = [make_body(features, number, tokens=24) for number, features in enumerate(requests)]
+    async with serve_chat(adapters) as http:
         await check_matrix(http, requests, bodies)
 
 
