@@ -92,6 +92,7 @@ class Call:
             elif isinstance(answer, Done):
                 self.done = answer
                 meters.record_usage(answer.usage)
+                meters.record_pace(now - self._begin, answer.usage.seconds)
                 meters.whole.observe(now - self._begin)
             if now - turn > TURN:
                 await asyncio.sleep(0)

@@ -101,14 +101,19 @@ BITS = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
 """Bits a second."""
 STREAMED = {"mp3": {"write_xing": "0", "id3v2_version": "0"}, "opus": {"page_duration": "100000"}}
 """Options of a container that nobody will come back to: no index that would stay empty, short pages."""
-PRIMING = {"mp3": 1}
-"""Packets at the start that hold nothing but the codec's own delay."""
+PRIMING = {"aac": 1}
+"""Packets at the start that hold nothing but the codec's own delay, in a file that cannot say so: they are left out.
+The sound's first packet then begins as if nothing had been before it, and is faded in by the codec itself."""
+
+LEAST = {"aac": 2049}
+"""Samples of the shortest file: players do not know fewer than three packets for what they are."""
 
 
 class CodecEncoder(Encoder):
-    """With `whole`, the file's own index is complete: length, seek points, and what a player skips at the ends.
+    """A file is as long as its sound, or longer by less than one packet (mp3 24 ms, aac 43 ms).
 
-    Streamed, an mp3 or aac begins with up to a packet (24 or 43 ms) of the codec's own silence.
+    With `whole`, the file's own index is complete: length, seek points, and what a player skips at the ends. Streamed,
+    an mp3 still says what to skip at its start.
     """
 
     is_slow = True
@@ -123,9 +128,9 @@ class CodecEncoder(Encoder):
         self._stream.codec_context.thread_count = 1
         if format in BITS:
             self._stream.codec_context.bit_rate = BITS[format]
-        self._unheard = 0 if whole else PRIMING.get(format, 0)
-        if self._unheard:
-            self._stream.codec_context.options = {"reservoir": "0"}  # packets that stand alone
+        self._unheard = PRIMING.get(format, 0)
+        self._head = write_mp3_head() if format == "mp3" and not whole else b""
+        self._least = LEAST.get(format, 0)
         self._position = 0
 
     def encode(self, sound: Sound) -> bytes:
@@ -136,6 +141,9 @@ class CodecEncoder(Encoder):
         return self._take()
 
     def finish(self) -> bytes:
+        short = self._least - self._position
+        if short > 0:
+            self.encode(Sound(bytes(2 * short), RATE))
         self._mux(None)
         self._container.close()
         return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._take()
@@ -148,7 +156,31 @@ class CodecEncoder(Encoder):
                 self._container.mux(packet)
 
     def _take(self) -> bytes:
-        return self._sink.take() if isinstance(self._sink, _Pipe) else b""
+        head, self._head = self._head, b""
+        return head + self._sink.take() if isinstance(self._sink, _Pipe) else b""
+
+
+MP3_DELAY = 576
+"""Samples that libmp3lame puts before the sound; players add 529 of their own decoder's."""
+
+
+def write_mp3_head() -> bytes:
+    """A silent frame of 24 kHz mono whose LAME tag says how much a player skips at the start.
+
+    How many frames follow, it leaves open, as nobody knows yet; of the bytes it says as many as can be, since FFmpeg
+    plays a tag that says neither as if it were sound.
+    """
+    header = b"\xff\xf3\xa4\xc4"  # MPEG-2 layer III, no checksum, 96 kbit/s, 24 kHz, mono
+    tag = (
+        b"Info"
+        + struct.pack(">II", 2, 0x7FFFFFFF)
+        + b"Lavc"
+        + bytes(17)
+        + struct.pack(">I", MP3_DELAY << 12)[1:]
+        + bytes(12)
+    )
+    frame = header + bytes(9) + tag  # nine bytes of side information: no sound
+    return frame + bytes(72 * BITS["mp3"] // RATE - len(frame))
 
 
 class _Pipe:

@@ -18,6 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
 
 
@@ -55,6 +56,7 @@ class Metrics:
         self.first_token = histogram("time_to_first_token_seconds", "Arrival to first answer", LATENCY)
         self.token_gap = histogram("inter_token_latency_seconds", "Between two answers of a job", GAP)
         self.whole = histogram("e2e_request_latency_seconds", "Arrival to last answer", LATENCY)
+        self.pace = histogram("sound_real_time_factor", "Seconds that a second of sound took, made or heard", PACES)
         self.sizes = (
             histogram("request_prompt_tokens", "Input units per request", TOKENS),
             histogram("request_generation_tokens", "Output units per request", TOKENS),
@@ -87,6 +89,7 @@ class Meters:
         self.first_token = metrics.first_token.labels(*where)
         self.token_gap = metrics.token_gap.labels(*where)
         self.whole = metrics.whole.labels(*where)
+        self._pace = metrics.pace.labels(*where)
         self._tokens = [counter.labels(*where) for counter in metrics.tokens]
         self._sizes = [histogram.labels(*where) for histogram in metrics.sizes]
 
@@ -95,6 +98,11 @@ class Meters:
 
     def count_failure(self, code: str) -> None:
         self._failure.labels(*self._where, code).inc()
+
+    def record_pace(self, elapsed: float, seconds: float) -> None:
+        """What `seconds` of sound took."""
+        if seconds > 0:
+            self._pace.observe(elapsed / seconds)
 
     def record_usage(self, usage: Usage) -> None:
         for counter, amount in zip(self._tokens, (usage.input_tokens, usage.output_tokens, usage.cached_tokens)):

@@ -39,6 +39,14 @@ class SpeechRequest(WireRequest):
     stream: bool | None = Field(
         None, description="Extension. false: one body, whose header says how long it is. Default true."
     )
+    input_type: Literal["text", "ssml", "phonemes"] | None = Field(
+        None,
+        description="Extension. ssml: speak, p, s, break, prosody with a rate, sub and say-as; phonemes: in the "
+        "voice's own alphabet. Default text.",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=1 << 63, description="Extension: the same seed gives the same sound, where a voice draws at all."
+    )
     instructions: Annotated[str | None, only("", reason="no voice here takes instructions")] = None
 
     @model_validator(mode="after")
@@ -49,7 +57,13 @@ class SpeechRequest(WireRequest):
 
     def ask(self) -> Speak:
         voice = self.voice.id if isinstance(self.voice, VoiceId) else self.voice
-        return Speak(text=self.input, voice=voice, speed=1.0 if self.speed is None else self.speed)
+        return Speak(
+            text=self.input,
+            voice=voice,
+            speed=1.0 if self.speed is None else self.speed,
+            kind=self.input_type or "text",
+            seed=self.seed,
+        )
 
 
 class SpeechEvent(WireAnswer):
