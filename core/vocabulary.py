@@ -110,6 +110,11 @@ class Receipt(msgspec.Struct, omit_defaults=True):
     sound_seconds: float = 0.0
     """Sound that was made."""
 
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds that a second of sound took, from submission to the end; 0 without sound."""
+        return self.total_ms / 1e3 / self.sound_seconds if self.sound_seconds else 0.0
+
 
 # ---- gateway -> engine -------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from hibari import Hibari
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polymux_hibari.program import SpeechProgram, VoiceModel
-from polymux_hibari.work import SPOKEN, Piece, SpeakWork, Spoken
+from polymux_hibari.work import Piece, SpeakWork
 
 from polymux.core.batch.denoise import DenoiseStage
 from polymux.core.batch.encode import EncodeStage
@@ -34,6 +34,7 @@ from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.generation.program import GenerationProgram
 from polymux.core.generation.work import GenerateWork
 from polymux.core.pipeline import Program
+from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.tasks import Sampling, Vector
 from polymux.core.testing.denoising import (
     CHANNELS,
@@ -48,6 +49,7 @@ from polymux.core.testing.denoising import (
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit, release
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert, tiny_idefics, tiny_llama, tiny_whisper
+from polymux.core.testing.voices import CODES, tiny_csm
 from polymux.modalities.asr.activity import SpeechDetector, open_activity
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
@@ -59,6 +61,9 @@ from polymux.modalities.diffusion import flux
 from polymux.modalities.llm.embedder import TextEmbedder
 from polymux.modalities.llm.program import EmbeddingProgram
 from polymux.modalities.llm.work import VECTOR, EmbedWork
+from polymux.modalities.tts import codec_program
+from polymux.modalities.tts import work as frame_work
+from polymux.modalities.tts.codec_load import build_csm
 from polymux.modalities.vision.program import LookProgram
 from polymux.modalities.vision.split import split_model
 from polymux.modalities.vision.work import Item, LookWork
@@ -191,8 +196,8 @@ def load_speech(site: Site) -> Program:
 
 
 def speech(*phonemes: str, speed: float = 1.0) -> Ask:
-    pieces = [Piece(_voice().ids(piece)) for piece in phonemes]
-    return Ask("speak", SpeakWork("heart", speed), [*pieces, Piece([])])
+    pieces = [Piece(_voice().ids(piece), pace=speed) for piece in phonemes]
+    return Ask("speak", SpeakWork("heart"), [*pieces, Piece(last=True)])
 
 
 def read_speech(driver: Driver, job: str) -> list[np.ndarray]:
@@ -205,6 +210,28 @@ SPEAK = Participant(
     [speech("həlˈO ðˈɛɹ."), speech("wˈʌn.", "tˈu.", "θɹˈi.", speed=2.0)],
     read_speech,
 )
+
+# ---- speech in frames: a backbone, a depth decoder and a codec; greedy, and each piece with its pause ----
+
+_csm = cache(lambda: build(tiny_csm, seed=3))
+
+
+def load_frames(site: Site) -> Program:
+    return build_csm(copy.deepcopy(_csm()), site, "frames", {"temperature": 0.0, "top_k": 0})
+
+
+def frames(*texts: list[int]) -> Ask:
+    """The tiny model has its text behind its codes."""
+    pieces = [frame_work.Piece([CODES + 3 + id for id in text], pause=0.1) for text in texts]
+    return Ask("speak", frame_work.SpeakWork(None, 5), [*pieces, frame_work.Piece(last=True)])
+
+
+def read_frames(driver: Driver, job: str) -> list[np.ndarray]:
+    """As a whole: how much of it is told at once depends on how far the frames are when a window is cut."""
+    return [np.concatenate([spoken.samples for spoken in driver.outputs(job, SPOKEN, Spoken)]) / 32767]
+
+
+FRAMES = Participant("frames", load_frames, [frames([5, 6, 7]), frames([9], [10, 11])], read_frames, tolerance=1e-3)
 
 # ---- pictures: rows of other step counts, guidance and seeds ----
 
@@ -273,7 +300,7 @@ LOOK = Participant("look", load_looks, [look(3, 1), look(5, 2, 1, 3), look(2, 1,
 
 # ---- the load ----
 
-MIXTURE = Mixture([CHAT, EMBED, TRANSCRIBE, SPEAK, DENOISE, LOOK])
+MIXTURE = Mixture([CHAT, EMBED, TRANSCRIBE, SPEAK, FRAMES, DENOISE, LOOK])
 MODELS = {participant.model: len(participant.asks) for participant in MIXTURE.participants}
 DEVICES = {"in step": Device, "launch-ahead": LaggedCpu}
 
@@ -293,6 +320,14 @@ def open_site(device: str, pages: int, **options: object) -> Site:
     """A cache of few pages, each large enough for one window's slab: whoever comes late has to push."""
     values = {"max_rows": 8, "max_units": 48, "block": 4, "superpage": 1 << 16, "cache_bytes": pages << 16}
     return Site(DEVICES[device](), SiteSettings(**{**values, **options}))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_sounds() -> Iterator[None]:
+    """Random voices seldom come to an end: a dozen frames of each piece."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_program, "LONGEST", 1.0)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

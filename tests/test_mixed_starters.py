@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import polymux_starter
 import pytest
-from polymux_hibari.work import SPOKEN, Spoken
 
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.models import resolve
 from polymux.core.plugins import Plugins, load_plugins
+from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.tasks import Chat, Embed, Sampling, Speak, Transcribe, Vector
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import write_wav

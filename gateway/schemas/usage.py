@@ -54,6 +54,7 @@ class ReceiptBody(WireAnswer):
     guessed_units: int
     accepted_units: int
     sound_seconds: float
+    real_time_factor: float
 
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptBody:

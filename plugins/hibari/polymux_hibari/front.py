@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from hibari.g2p import G2P
 
-from polymux.core.engine.wire import unpack
 from polymux.core.errors import InvalidRequest, ModelError
 from polymux.core.pipeline import Front, Prepared, Presenter
-from polymux.core.tasks import Done, Sound, Speak
+from polymux.core.speech.presenter import SpeechPresenter
+from polymux.core.speech.script import Pause, Script, read_script
+from polymux.core.speech.telling import split_words
+from polymux.core.tasks import Speak
 from polymux.core.text.sentences import cut_text, split_sentences
 from polymux.core.text.voices import choose_voice
-from polymux.core.vocabulary import Ended, Event, Output, Usage
-from polymux_hibari.work import RATE, SPOKEN, Piece, SpeakWork, Spoken
+from polymux_hibari.work import RATE, Piece, SpeakWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -60,29 +60,38 @@ class SpeechFront(Front):
         engine speaks."""
         if not isinstance(ask, Speak):
             raise InvalidRequest(f"This model does not serve {task}.")
-        if not (math.isfinite(ask.speed) and 0.25 <= ask.speed <= 4.0):
-            raise InvalidRequest("speed must be from 0.25 to 4", param="speed")
         voice = choose_voice(ask.voice, self.voices)
-        pieces = self.read(ask.text, voice)
-        first = next(pieces, None)
-        if first is None:
+        pieces = self.read(read_script(ask), voice)
+        begun: list[Piece] = []
+        for piece in pieces:
+            begun.append(piece)
+            if piece.ids:
+                break
+        else:
             raise InvalidRequest("nothing in input can be spoken: this voice reads English", param="input")
-        return Prepared(SpeakWork(voice, ask.speed), messages=itertools.chain([first], pieces, [Piece([])]))
+        return Prepared(SpeakWork(voice), messages=itertools.chain(begun, pieces, [Piece(last=True)]))
 
-    def read(self, text: str, voice: str) -> Iterator[Piece]:
-        """The text's pieces, none of them empty. What the voice has no sound for (other scripts, emoji) is silent."""
-        read = self.readers[voice]
+    def read(self, script: Script, voice: str) -> Iterator[Piece]:
+        """Pieces and pauses in order, none empty. What the voice has no sound for (other scripts, emoji) is silent."""
         room = FIRST
-        for sentence in split_sentences(text):
-            phonemes = read_aloud(read, " ".join(sentence.split()))
-            for part in cut_phonemes(phonemes, room):
-                ids = [self.vocabulary[phoneme] for phoneme in part if phoneme in self.vocabulary]
-                if ids:
-                    yield Piece([PAD, *ids, PAD])
-                    room = LONGEST
+        for part in script:
+            if isinstance(part, Pause):
+                if part.seconds:
+                    yield Piece(pause=part.seconds)
+                continue
+            for sentence in split_sentences(part.text):
+                phonemes = sentence.strip() if part.phonemes else self._read_aloud(sentence, voice)
+                for sounds, text in cut_beside(phonemes, sentence, room):
+                    ids = [self.vocabulary[phoneme] for phoneme in sounds if phoneme in self.vocabulary]
+                    if ids:
+                        yield Piece([PAD, *ids, PAD], text, part.pace)
+                        room = LONGEST
+
+    def _read_aloud(self, sentence: str, voice: str) -> str:
+        return read_aloud(self.readers[voice], " ".join(sentence.split()))
 
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
-        return SpeechPresenter()
+        return SpeechPresenter(RATE)
 
     def describe(self) -> dict[str, Any]:
         return {"sample_rate": RATE, "voices": list(self.voices), "languages": ["en"]}
@@ -107,19 +116,13 @@ def cut_phonemes(phonemes: str, first: int) -> Iterable[str]:
     return [head, *cut_text(phonemes[len(head) :], LONGEST)]
 
 
-class SpeechPresenter(Presenter):
-    """Counts what was said while it passes on the sound."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-
-    def feed(self, event: Event) -> list[msgspec.Struct]:
-        match event:
-            case Output(kind=kind, body=body) if kind == SPOKEN:
-                samples = unpack(body, Spoken).samples
-                self._samples += len(samples)
-                return [Sound(samples.astype("<i2", copy=False).tobytes(), RATE)]
-            case Ended(receipt=receipt):
-                usage = Usage(receipt.input_units, receipt.output_units, seconds=self._samples / RATE)
-                return [Done(usage, receipt)]
-        return []
+def cut_beside(phonemes: str, text: str, first: int) -> Iterator[tuple[str, str]]:
+    """The parts that phonemes are cut into, each with its share of the text they are read from, in whole words."""
+    parts = [part for part in cut_phonemes(phonemes, first) if part]
+    words = split_words(text) if text else []
+    told, heard = 0, 0
+    for part in parts:
+        heard += len(part)
+        end = len(words) if heard == len(phonemes) else round(len(words) * heard / len(phonemes))
+        yield part, "".join(words[told:end])
+        told = max(told, end)

@@ -17,7 +17,8 @@ from polymux.core.engine.site import Site
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InvalidRequest
 from polymux.core.pipeline import Program
-from polymux_hibari.work import FRAME, RATE, SPOKEN, Piece, SpeakWork, Spoken
+from polymux.core.speech.telling import Teller, quantize, share_words
+from polymux_hibari.work import FRAME, RATE, Piece, SpeakWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -45,7 +46,7 @@ class VoiceModel(OneShotModel):
     def speak(self, utterance: Utterance) -> np.ndarray:
         voice = self.voices[utterance.voice]
         sound: np.ndarray = voice.from_ids(utterance.ids, utterance.speed, np.random.default_rng(SEED))
-        return np.asarray(np.rint(np.clip(sound, -1.0, 1.0) * 32767), np.int16)
+        return quantize(sound)
 
 
 class SpeechProgram(Program):
@@ -59,12 +60,21 @@ class SpeechProgram(Program):
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, SpeakWork):
             raise InvalidRequest("malformed speech work")
-        while ids := unpack(await job.receive(), Piece).ids:
-            row = OneShotRow(job, Utterance(ids, work.voice, work.speed), len(ids))
-            await job.start(self.voice, row)
-            job.receipt.input_units += len(ids) - 2
-            job.receipt.output_units += len(row.result) // FRAME
-            job.emit(SPOKEN, Spoken(row.result))
+        teller = Teller(job, RATE)
+        while not (piece := unpack(await job.receive(), Piece)).last:
+            if piece.ids:
+                samples = await self._say(job, Utterance(piece.ids, work.voice, piece.pace))
+                teller.expect(share_words(piece.text, len(samples) / RATE))
+                teller.tell(samples)
+            teller.pause(piece.pause)
+
+    async def _say(self, job: Job, utterance: Utterance) -> np.ndarray:
+        row = OneShotRow(job, utterance, len(utterance.ids))
+        await job.start(self.voice, row)
+        job.receipt.input_units += len(utterance.ids) - 2
+        job.receipt.output_units += len(row.result) // FRAME
+        samples: np.ndarray = row.result
+        return samples
 
     def describe(self) -> dict[str, Any]:
         return {"dtype": "int8", "sample_rate": RATE}

@@ -1,15 +1,13 @@
 """What crosses between the front and the engine.
 
-The text follows the work as `Piece`s, posted to the job's inbox in order. Events of a job: one
-`Output(kind="spoken", body=Spoken)` per piece, in order; `Ended(receipt)`, whose units are phonemes in, frames out.
+The text follows the work as `Piece`s, posted to the job's inbox in order; one with `last` ends it. Events of a job:
+`Output(kind="spoken", body=core.speech.telling.Spoken)` per piece or pause, in order; `Ended(receipt)`, whose units are
+phonemes in, frames out.
 """
 
 from __future__ import annotations
 
 import msgspec
-import numpy as np
-
-SPOKEN = "spoken"
 
 RATE = 24_000
 FRAME = 300
@@ -17,19 +15,17 @@ FRAME = 300
 
 
 class SpeakWork(msgspec.Struct):
-    """Checked: the model has the voice, and the speed is one it can speak at."""
+    """Checked: the model has the voice."""
 
     voice: str
-    speed: float
 
 
-class Piece(msgspec.Struct):
-    """Phonemes to say in one breath, as the model's ids. An empty one ends the text."""
+class Piece(msgspec.Struct, omit_defaults=True):
+    """Phonemes to say in one breath, as the model's ids, and the text they are read from; then a pause in seconds."""
 
-    ids: list[int]
-
-
-class Spoken(msgspec.Struct):
-    """The sound of one piece: int16, one channel, 24 kHz."""
-
-    samples: np.ndarray
+    ids: list[int] = []
+    text: str = ""
+    pace: float = 1.0
+    """Times the voice's own; checked."""
+    pause: float = 0.0
+    last: bool = False

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polymux_hibari.front import FIRST, LONGEST, SpeechFront
 
 from polymux.core.errors import InvalidRequest
+from polymux.core.speech.script import Say
 from polymux.core.tasks import Speak
 
 TEXT = "Dr. Smith paid $9.99 at 7:30 pm. “Why?” she asked.\n\nNobody knew; it was the 3rd of March 2024, after all!"
@@ -19,7 +20,7 @@ TEXT = "Dr. Smith paid $9.99 at 7:30 pm. “Why?” she asked.\n\nNobody knew; i
 def read(front: SpeechFront, text: str) -> list[str]:
     """The phonemes of each piece."""
     phonemes = {id: phoneme for phoneme, id in front.vocabulary.items()}
-    return ["".join(phonemes[id] for id in piece.ids[1:-1]) for piece in front.read(text, "heart")]
+    return ["".join(phonemes[id] for id in piece.ids[1:-1]) for piece in front.read([Say(text)], "heart")]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,6 @@ def test_words_with_a_sound_of_their_own(front: SpeechFront) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=120))
 def test_any_text_is_read_or_refused(front: SpeechFront, text: str) -> None:
-    pieces = list(front.read(text, "heart"))
+    pieces = list(front.read([Say(text)], "heart"))
     assert all(2 < len(piece.ids) <= LONGEST + 2 for piece in pieces)
     assert all(id >= 0 for piece in pieces for id in piece.ids)

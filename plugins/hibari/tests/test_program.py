@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hibari import Hibari
 from polymux_hibari.front import SpeechFront
-from polymux_hibari.work import FRAME, SPOKEN, SpeakWork, Spoken
+from polymux_hibari.work import FRAME, SpeakWork
 
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.tasks import Speak
 from polymux.core.testing.drive import Driver
 
@@ -86,7 +88,7 @@ def test_a_cancel_stops_between_two_sentences(drive: Callable[..., Driver], say:
 
 def test_an_upload_that_never_ends_is_waited_for(drive: Callable[..., Driver]) -> None:
     driver = drive()
-    driver.submit("a", "voice", "speak", SpeakWork("heart", 1.0))
+    driver.submit("a", "voice", "speak", SpeakWork("heart"))
     driver.run()
     assert driver.loop.jobs
     driver.cancel("a")
@@ -111,3 +113,46 @@ def test_speed(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] == pytest.approx(4 * lengths[2], rel=0.1)
     assert lengths[2] == pytest.approx(2 * lengths[3], rel=0.15)
+
+
+def submit(driver: Driver, front: SpeechFront, job: str, ask: Speak) -> None:
+    prepared = front.prepare("speak", ask)
+    driver.submit(job, "voice", "speak", prepared.work)
+    for message in prepared.messages:
+        driver.post(job, message)
+
+
+def test_words_are_told_when_they_begin(drive: Callable[..., Driver], front: SpeechFront) -> None:
+    driver = drive()
+    text = "<speak>One two. <break time='500ms'/>Three four.</speak>"
+    submit(driver, front, "a", Speak(text=text, kind="ssml"))
+    driver.finish()
+    told = [word for spoken in driver.outputs("a", SPOKEN, Spoken) for word in spoken.words]
+    assert "".join(word.text for word in told) == "One two. Three four."
+    assert all(one.start < one.end <= two.start for one, two in itertools.pairwise(told))
+    assert told[2].start - told[1].end >= 0.5
+    silent = sounds(driver, "a")[1]
+    assert len(silent) == 12_000
+    assert not silent.any()
+
+
+def test_phonemes_are_said_as_they_are(drive: Callable[..., Driver], front: SpeechFront) -> None:
+    driver = drive()
+    submit(driver, front, "text", Speak(text="Hello there."))
+    submit(driver, front, "phonemes", Speak(text=front.readers["heart"]("Hello there."), kind="phonemes"))
+    driver.finish()
+    for one, two in zip(sounds(driver, "text"), sounds(driver, "phonemes"), strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_loudness_is_sane_and_joints_are_quiet(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
+    """Nothing is cut at full scale, speech is neither faint nor shouted, and where pieces meet nothing clicks."""
+    driver = drive()
+    say(driver, "a")
+    driver.finish()
+    parts = [samples / 32767 for samples in sounds(driver, "a")]
+    joined = np.concatenate(parts)
+    assert np.abs(joined).max() < 0.99
+    assert -35 < 20 * np.log10(np.sqrt(np.mean(joined**2))) < -12
+    for part in parts:
+        assert max(np.abs(part[:24]).max(), np.abs(part[-24:]).max()) < 0.02
