@@ -17,7 +17,7 @@ from ledger import RESULTS
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py -->", "<!-- end of figures -->"
 
-SHOWN = ("language", "gateway", "tokens", "embeddings", "denoise")
+SHOWN = ("language", "gateway", "tokens", "embeddings", "speech", "denoise")
 """Benchmarks whose figures the README shows; the others are for engineers."""
 
 

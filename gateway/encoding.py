@@ -10,6 +10,7 @@ An encoder that `is_slow` takes milliseconds for each second of sound: it belong
 from __future__ import annotations
 
 import io
+import math
 import struct
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, cast
@@ -129,12 +130,17 @@ class CodecEncoder(Encoder):
         if format in BITS:
             self._stream.codec_context.bit_rate = BITS[format]
         self._unheard = PRIMING.get(format, 0)
-        self._head = write_mp3_head() if format == "mp3" and not whole else b""
+        self._streamed_mp3 = format == "mp3" and not whole
+        self._head = write_mp3_head() if self._streamed_mp3 else b""
         self._least = LEAST.get(format, 0)
         self._position = 0
+        self._samples = 0.0
+        """As above, at 24 kHz."""
+        self._packets = 0
 
     def encode(self, sound: Sound) -> bytes:
         frame = make_frame(sound)
+        self._samples += frame.samples * RATE / sound.rate
         frame.pts = self._position
         self._position += frame.samples
         self._mux(frame)
@@ -144,24 +150,33 @@ class CodecEncoder(Encoder):
         short = self._least - self._position
         if short > 0:
             self.encode(Sound(bytes(2 * short), RATE))
-        self._mux(None)
+        self._mux(None, most=self._count_needed())
         self._container.close()
         return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._take()
 
-    def _mux(self, frame: AudioFrame | None) -> None:
+    def _mux(self, frame: AudioFrame | None, most: int | None = None) -> None:
         for packet in self._stream.encode(frame):
             if self._unheard:
                 self._unheard -= 1
-            else:
+            elif most is None or self._packets < most:
+                self._packets += 1
                 self._container.mux(packet)
+
+    def _count_needed(self) -> int | None:
+        """Packets that hold the sound, where the encoder may add one of silence and the file cannot say so."""
+        if not self._streamed_mp3:
+            return None
+        return math.ceil((self._samples + MP3_DELAY + DECODER_DELAY) / MP3_PACKET)
 
     def _take(self) -> bytes:
         head, self._head = self._head, b""
         return head + self._sink.take() if isinstance(self._sink, _Pipe) else b""
 
 
+MP3_PACKET = 576
 MP3_DELAY = 576
-"""Samples that libmp3lame puts before the sound; players add 529 of their own decoder's."""
+"""Samples that libmp3lame puts before the sound; players skip them, and those of their own decoder."""
+DECODER_DELAY = 529
 
 
 def write_mp3_head() -> bytes:
