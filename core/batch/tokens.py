@@ -37,8 +37,11 @@ PROMPT_CHUNK = 64
 
 NOT_FINITE = "the model's output was not finite for this request"
 
-WARM_COUNTS = ([1, 1, 32], [1, 200, 600])
-"""Tokens of the rows in launches that compile what mixed launches need: short and long chunks beside single tokens."""
+WARM_COUNTS = ([1], [7], [1] * 20, [1, 1, 32], [1, 200, 600])
+"""Tokens of the rows in launches that compile what mixed launches need: short and long chunks, single tokens, both."""
+
+WARM_ROWS = 64
+"""Decode steps of up to so many rows are recorded before the first request; larger ones when they are needed."""
 
 
 class TokenStage(Stage):
@@ -90,7 +93,7 @@ class TokenStage(Stage):
         with torch.inference_mode():
             for counts in WARM_COUNTS:
                 self.model.forward(self._packer.pack_idle(counts))
-            self._graphs.record()
+            self._graphs.record(WARM_ROWS)
 
     # ---- what rows want ----
 

@@ -48,11 +48,10 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: dict[tuple[int, bool, Rules], _Recorded] = {}
 
-    def record(self) -> None:
-        """All sizes without rules now, the largest first: the others then find the pool large enough."""
-        for size in reversed(self._sizes):
-            for sharing in (False, True):
-                self._find(size, sharing, ())
+    def record(self, most: int) -> None:
+        """Sizes up to `most`, without rules, now; the largest first: the others then find the pool large enough."""
+        for size in reversed([size for size in self._sizes if size <= most]):
+            self._find(size, False, ())
 
     def run(self, slots: list[int], positions: list[int], shared: int, rules: Rules = ()) -> tuple[Tensor, ...]:
         """What the step gives of the rows, valid until the next run.
