@@ -11,7 +11,13 @@ FIGURES, CONTRACT = "<!-- figures -->", "<!-- contract -->"
 
 
 def on_config(config: Any) -> Any:
-    """mkdocs' hook: every page in docs/design stands in the navigation, the architecture first."""
+    """mkdocs' hook: every page of the modalities and of the design stands in the navigation, whoever wrote it."""
+    for section in config.nav:
+        known = section.get("Modalities")
+        if known is not None:
+            shown = {path for entry in known for path in entry.values()}
+            found = [f"modalities/{path.name}" for path in sorted((ROOT / "docs" / "modalities").glob("*.md"))]
+            known += [path for path in found if path not in shown]
     pages = sorted((ROOT / "docs" / "design").glob("*.md"), key=lambda path: (path.stem != "architecture", path.stem))
     config.nav.append({"Design": [f"design/{path.name}" for path in pages]})
     return config

@@ -13,6 +13,8 @@ from polymux.core.vocabulary import Task
 if TYPE_CHECKING:
     from polymux.core.compute.attention import AttentionBackend
 
+POLYMUX_API_LEVEL = 1
+
 
 @hookimpl
 def tasks() -> list[Task]:

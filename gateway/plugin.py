@@ -7,6 +7,8 @@ from typing import Any
 
 from polymux.core.hooks import hookimpl
 
+POLYMUX_API_LEVEL = 1
+
 
 @hookimpl
 def checks() -> list[Path]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
 
+POLYMUX_API_LEVEL = 1
+
 
 class Transcription(Pipeline):
     """Whisper models of every size, with one language or many."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
 
+POLYMUX_API_LEVEL = 1
+
 
 class Painting(Pipeline):
     """Pictures: the kinds of diffusers folders that `recipes` lists, save those that make clips."""

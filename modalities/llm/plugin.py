@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.core.plugins import Example
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
 
+POLYMUX_API_LEVEL = 1
 
 TOWERS = ("vision_config", "audio_config", "text_config", "codec_config", "encoder", "decoder", "speech")
 """Keys of config.json whose objects describe a second stack of layers: another modality's model."""
@@ -100,3 +102,10 @@ class TextRanking(Pipeline):
 @hookimpl
 def pipelines() -> list[Pipeline]:
     return [TextGeneration(), TextEmbedding(), TextRanking()]
+
+
+@hookimpl
+def examples() -> list[Example]:
+    from polymux.modalities.llm.examples import make_examples
+
+    return make_examples()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 CSM_VOICES = 10
 """Speakers are numbers in CSM's prompts; options may name other voices."""
 
+POLYMUX_API_LEVEL = 1
+
 
 class VitsSpeech(Pipeline):
     """VITS models of transformers: MMS in more than a thousand languages, one speaker or many."""

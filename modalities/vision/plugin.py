@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
 
+POLYMUX_API_LEVEL = 1
+
 
 class VisionLanguage(Pipeline):
     """Chats about pictures: Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, Idefics3, SmolVLM."""

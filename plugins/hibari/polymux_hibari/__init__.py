@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polymux import hookimpl
 from polymux.core.models import ModelSource
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.core.plugins import Example
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -49,3 +50,10 @@ def model_sources() -> list[ModelSource]:
     from polymux_hibari.source import HibariSource
 
     return [HibariSource()]
+
+
+@hookimpl
+def examples() -> list[Example]:
+    from polymux_hibari.example import make_example
+
+    return [make_example()]

@@ -13,6 +13,7 @@ from polymux_hibari.source import HibariSource
 from polymux.core.errors import ModelError
 from polymux.core.models import ModelFiles, resolve
 from polymux.core.plugins import load_plugins
+from polymux.core.testing.conformance import run_checks
 
 
 def test_the_entry_point_is_found_and_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,3 +69,8 @@ def test_a_folder_without_voices_is_refused(tmp_path: Path) -> None:
     assert Speech().accepts(files)
     with pytest.raises(ModelError, match="names no voices"):
         Speech().front(files, {})
+
+
+@pytest.mark.slow
+def test_it_passes_the_check() -> None:
+    assert run_checks("hibari") == 0
