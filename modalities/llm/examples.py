@@ -7,15 +7,23 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from polymux.core.plugins import Example
 from polymux.core.tasks import Chat, Complete, Detokenize, Embed, Rank, Sampling, Tokenize
-from polymux.core.testing.tiny import build, tiny_bert, tiny_llama
+from polymux.core.testing.tiny import build, tiny_llama
 from polymux.core.testing.tokenizers import byte_level, wordpiece
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant "
 CONTEXT = 512
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "vocab_size": 160,
+}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -29,14 +37,12 @@ def write_generation(folder: Path) -> None:
 
 def write_embedding(folder: Path) -> None:
     write_tokenizer(folder)
-    build(tiny_bert).save_pretrained(folder)
+    build(lambda: BertModel(BertConfig(**SIZES))).save_pretrained(folder)
 
 
 def write_ranking(folder: Path) -> None:
     write_tokenizer(folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = BertConfig(**sizes, vocab_size=160, max_position_embeddings=128, num_labels=1)
-    build(lambda: BertForSequenceClassification(config)).save_pretrained(folder)
+    build(lambda: BertForSequenceClassification(BertConfig(**SIZES, num_labels=1))).save_pretrained(folder)
 
 
 def write_tokenizer(folder: Path) -> None:

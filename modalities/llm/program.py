@@ -13,7 +13,7 @@ from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
-from polymux.core.errors import InternalError, InvalidRequest
+from polymux.core.errors import InternalError, InvalidRequest, ModelError
 from polymux.core.pipeline import Program
 from polymux.core.tasks import Score, Vector
 from polymux.core.text.tokenizer import Tokenizer
@@ -97,6 +97,7 @@ class RankingProgram(Program):
 
 
 def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+    files.weights()  # says what is missing before transformers does
     dtype, tier = read_dtype(options), options.get("tier", "fast")
     if is_judge(files.config()):
         words = Judge.read(options).find_words(Tokenizer.load(files))
@@ -108,12 +109,15 @@ def load_ranking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> P
 
 
 def load_embedding(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-    embedder = TextEmbedder.load(
-        files,
-        site,
-        read_dtype(options),
-        tier=options.get("tier", "fast"),
-        quantization=options.get("quantization"),
-    )
+    try:
+        embedder = TextEmbedder.load(
+            files,
+            site,
+            read_dtype(options),
+            tier=options.get("tier", "fast"),
+            quantization=options.get("quantization"),
+        )
+    except OSError as error:
+        raise ModelError(f"cannot load an embedder from {files.reference}: {error}") from error
     stage = OneShotStage("embed", embedder, site, max_units=site.settings.max_units * 8, to_host=True)
     return EmbeddingProgram(stage, embedder)
