@@ -85,6 +85,11 @@ def read_data_uri(uri: str, param: str) -> bytes:
     return data
 
 
+def read_source(source: str | bytes, param: str) -> Image.Image:
+    """A picture from a data URI, or from the bytes of a file."""
+    return read_picture(source if isinstance(source, bytes) else read_data_uri(source, param), param)
+
+
 def _allowed() -> list[str]:
     Image.init()
     return [name for name in Image.ID if name not in REFUSED]

@@ -132,9 +132,10 @@ class Done(msgspec.Struct, omit_defaults=True):
 
 
 class Embed(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Texts or token ids to embed, in order. `dimensions` cuts (Matryoshka) and normalises again."""
+    """Texts, token ids or pictures to embed, in order. `dimensions` cuts (Matryoshka) and normalises again."""
 
-    inputs: list[str | list[int]]
+    inputs: list[str | list[int] | dict[str, Any]]
+    """A picture is a part like those of a chat: {"type": "image_url", "image_url": {"url": ...}}; or a text is."""
     dimensions: int | None = None
     truncate: bool = False
     prompt: str | None = None

@@ -50,6 +50,7 @@ class Call:
         try:
             async with self.gateway.gates.of(self.model).admit(self.weight):
                 meters.queue_time.observe(time.perf_counter() - self._begin)
+                self.ask = await self.gateway.fetcher.resolve(self.ask)
                 async with self.gateway.service.open(
                     self.model, self.task, self.ask, request_id=self.request_id
                 ) as answers:

@@ -21,10 +21,16 @@ class GatewaySettings:
     """Empty: no key is asked for, which is allowed on a loopback address only."""
     insecure: bool = False
     """Serve on any address without a key."""
-    max_body_bytes: ByteSize = ByteSize(4 * 2**20)
-    """Also "8MiB"."""
+    max_body_bytes: ByteSize = ByteSize(32 * 2**20)
+    """Also "8MiB". Room for a few photographs."""
     max_upload_bytes: ByteSize = ByteSize(2**30)
     """Of a form with a file; it waits on disk, not in memory."""
+    fetch_media: bool = False
+    """Fetch pictures that requests name by address, from public hosts only."""
+    max_fetched_bytes: ByteSize = ByteSize(20 * 2**20)
+    """Of one picture that is fetched."""
+    fetch_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    """For all that one request names."""
     max_running: Annotated[int, Meta(gt=0)] = 256
     """Choices (n times prompts) per model that are with the engine at once."""
     max_waiting: Annotated[int, Meta(ge=0)] = 1024

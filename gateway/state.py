@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from polymux.gateway.fetch import Fetcher
 from polymux.gateway.filming import FilmJobs
 from polymux.gateway.limits import Gates
 from polymux.gateway.metrics import Metrics
@@ -27,6 +28,7 @@ class Gateway:
         self.gates = Gates(settings.max_running, settings.max_waiting)
         self.metrics = Metrics(self.gates, service)
         self.secrets = Secrets()
+        self.fetcher = Fetcher(settings)
         self.started = int(time.time())
         self.shelf = Shelf()
         self.films = FilmJobs(self.shelf)

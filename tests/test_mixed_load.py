@@ -280,7 +280,7 @@ _idefics = cache(lambda: build(tiny_idefics))
 def load_looks(site: Site) -> Program:
     encoder, decoder = split_model(copy.deepcopy(_idefics()), {}, site.device)
     encode = EncodeStage("look", encoder, site, max_units=3)
-    return LookProgram(encode, encoder, TokenStage("tell", decoder, site), "look")
+    return LookProgram(encode, encoder, TokenStage("tell", decoder, site), "look", site)
 
 
 def look(words: int, *seeds: int, choices: int = 1) -> Ask:

@@ -144,7 +144,7 @@ def build_loop(shape: dict[str, Any], args: argparse.Namespace) -> Loop:
     settings = SiteSettings(max_rows=128, max_units=args.chunk, block=16, cache_bytes=cache, slice_ms=args.slice)
     site = Site(device, settings, backends)
     encode = EncodeStage("encode", encoder, site, max_units=args.encoded // encoder.inlay.shape[0])
-    return Loop(site, {"m": LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m")})
+    return Loop(site, {"m": LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m", site)})
 
 
 def run(loop: Loop, asker: Asker, files: list[bytes], words: int, name: str) -> tuple[float, float]:

@@ -33,7 +33,11 @@ def introduce(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]
 
 def _spell(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            marks = ({"type": "text", "text": text} for text in ("<tool_response>\n", "\n</tool_response>"))
+            return {"role": "user", "content": [next(marks), *content, next(marks)]}
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:
         return message

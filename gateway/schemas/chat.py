@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Chat
 from polymux.gateway.schemas.base import MAX_INT, WireAnswer, WireRequest, by_type, choose, maybe, only
 from polymux.gateway.schemas.formats import ResponseFormat
+from polymux.gateway.schemas.pictures import ImagePart, TextPart, VideoPart, join_words, part_kind
 from polymux.gateway.schemas.sampling import SamplingFields
 from polymux.gateway.schemas.tools import ToolCall, ToolCallDelta, ToolChoice, ToolDefinition, read_choice
 from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
@@ -18,21 +19,20 @@ from polymux.gateway.schemas.usage import ReceiptBody, TokenUsage
 FUNCTIONS = "is deprecated; use tools"
 
 
-class TextPart(WireRequest):
-    type: Literal["text"]
-    text: str
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if value in ("image_url", "input_audio", "file", "video_url", "refusal"):
-            raise PydanticCustomError("unsupported_parameter", "this model takes text parts only")
-        return value
-
-
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=4096, fail_fast=True), Tag("<parts>")],
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextPart, Tag("<words>")]
+                | Annotated[ImagePart, Tag("<image>")]
+                | Annotated[VideoPart, Tag("<video>")],
+                Discriminator(part_kind),
+            ]
+        ],
+        Field(min_length=1, max_length=4096, fail_fast=True),
+        Tag("<parts>"),
+    ],
     choose(by_type({str: "<text>", list: "<parts>"}), "a string or a list of parts"),
 ]
 
@@ -77,16 +77,24 @@ class Message(WireRequest):
 
     @field_validator("content")
     @classmethod
+    def _the_assistant_shows_nothing(cls, value: Content | None, info: ValidationInfo) -> Content | None:
+        shown = not isinstance(value, str | None) and any(not isinstance(part, TextPart) for part in value)
+        if shown and info.data.get("role") == "assistant":
+            raise ValueError("the assistant sends text parts only")
+        return value
+
+    @field_validator("content")
+    @classmethod
     def _only_calls_need_no_words(cls, value: Content | None, info: ValidationInfo) -> Content | None:
         if value is None and not info.data.get("tool_calls"):
             raise ValueError("is required")
         return value
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it: text parts are joined."""
-        content = self.content
+        """As chat templates want it: text parts are joined where there is nothing else."""
+        content: Any = self.content
         if content is not None and not isinstance(content, str):
-            content = "".join(part.text for part in content)
+            content = join_words([part.plain() for part in content])
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from polymux.core.tasks import Embed
 from polymux.gateway.schemas.base import WireAnswer, WireRequest
-from polymux.gateway.schemas.completions import TextsOrTokens, list_inputs
+from polymux.gateway.schemas.completions import MAX_INPUTS, TextsOrTokens, list_inputs
+from polymux.gateway.schemas.pictures import ImagePart, TextPart, part_kind
 from polymux.gateway.schemas.usage import InputUsage, ReceiptBody
+
+Part = Annotated[Annotated[TextPart, Tag("<words>")] | Annotated[ImagePart, Tag("<image>")], Discriminator(part_kind)]
+
+
+def _kind(value: Any) -> str:
+    """Objects are parts, as chats carry them; everything else is told what it should be."""
+    return "<parts>" if isinstance(value, list) and value and isinstance(value[0], dict) else "<texts>"
+
+
+Inputs = Annotated[
+    Annotated[TextsOrTokens, Tag("<texts>")]
+    | Annotated[list[Part], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<parts>")],
+    Discriminator(_kind),
+]
+"""Pictures are extensions."""
 
 
 class EmbeddingRequest(WireRequest):
     model: str
-    input: TextsOrTokens
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: little-endian float32. Default float."
     )
@@ -31,11 +47,16 @@ class EmbeddingRequest(WireRequest):
 
     def ask(self) -> Embed:
         return Embed(
-            inputs=list_inputs(self.input),
+            inputs=list_parts(self.input),
             dimensions=self.dimensions,
             truncate=bool(self.truncate),
             prompt=self.prompt_name,
         )
+
+
+def list_parts(value: Any) -> list[str | list[int] | dict[str, Any]]:
+    """One entry per input."""
+    return [each.plain() if isinstance(each, TextPart | ImagePart) else each for each in list_inputs(value)]
 
 
 class Embedding(WireAnswer):

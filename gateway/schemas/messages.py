@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Chat, Format, Sampling
 from polymux.gateway.schemas.base import MAX_INT, WireRequest, by_type, choose, only
 from polymux.gateway.schemas.chat import Scalar
+from polymux.gateway.schemas.pictures import join_words, write_image
 from polymux.gateway.schemas.tools import Name
 
 
@@ -26,6 +28,32 @@ class TextBlock(WireRequest):
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[list[Any] | None, only([])] = None
+
+    def plain(self) -> dict[str, Any]:
+        return {"type": "text", "text": self.text}
+
+
+class ImageSource(WireRequest):
+    type: Literal["base64", "url"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    data: str | None = Field(None, min_length=1)
+    url: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> ImageSource:
+        if (self.data is None) == (self.type == "base64") or (self.url is None) == (self.type == "url"):
+            raise ValueError("data goes with type base64, and url with type url")
+        return self
+
+
+class ImageBlock(WireRequest):
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+    def plain(self) -> dict[str, Any]:
+        source = self.source
+        return write_image(source.url or f"data:{source.media_type or ''};base64,{source.data}")
 
 
 class ThinkingBlock(WireRequest):
@@ -51,20 +79,23 @@ def _tag(*kinds: str) -> Discriminator:
     return Discriminator(
         kind,
         custom_error_type="invalid_value",
-        custom_error_message=f"must be a block of type {', '.join(kinds)}: this model reads text only",
+        custom_error_message=f"must be a block of type {', '.join(kinds)}",
     )
 
 
 class ToolResultBlock(WireRequest):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    content: Blocks | None = None
+    content: Shown | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
-    def text(self) -> str:
-        text = join(self.content or "")
-        return f"Error: {text}" if self.is_error else text
+    def plain(self) -> Any:
+        """A text, or parts where there is a picture."""
+        content = join(self.content or "")
+        if not self.is_error:
+            return content
+        return f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error: "}, *content]
 
 
 Blocks = Annotated[
@@ -72,12 +103,26 @@ Blocks = Annotated[
     | Annotated[list[TextBlock], Field(max_length=4096, fail_fast=True), Tag("<blocks>")],
     choose(by_type({str: "<words>", list: "<blocks>"}), "a string or a list of text blocks"),
 ]
+Shown = Annotated[
+    Annotated[str, Tag("<words>")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")], _tag("text", "image")
+            ]
+        ],
+        Field(max_length=4096, fail_fast=True),
+        Tag("<blocks>"),
+    ],
+    choose(by_type({str: "<words>", list: "<blocks>"}), "a string or a list of text and image blocks"),
+]
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    _tag("text", "thinking", "tool_use", "tool_result"),
+    _tag("text", "image", "thinking", "tool_use", "tool_result"),
 ]
 Content = Annotated[
     Annotated[str, Field(min_length=1), Tag("<words>")]
@@ -86,32 +131,41 @@ Content = Annotated[
 ]
 
 
-def join(blocks: str | list[TextBlock]) -> str:
-    return blocks if isinstance(blocks, str) else "".join(block.text for block in blocks)
+def join(blocks: str | Sequence[TextBlock | ImageBlock]) -> Any:
+    """One text where there is nothing else, otherwise parts as chats carry them."""
+    return blocks if isinstance(blocks, str) else join_words([block.plain() for block in blocks])
 
 
 class MessageTurn(WireRequest):
     role: Literal["user", "assistant", "system"]
     content: Content
 
+    @field_validator("content")
+    @classmethod
+    def _the_assistant_shows_nothing(cls, value: Content, info: ValidationInfo) -> Content:
+        shown = not isinstance(value, str) and any(isinstance(block, ImageBlock) for block in value)
+        if shown and info.data.get("role") == "assistant":
+            raise ValueError("the assistant sends no images")
+        return value
+
     def plain(self) -> list[dict[str, Any]]:
         """As chat templates want it: results of tools are messages of their own, before what the user adds."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
-            {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text()}
+            {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.plain()}
             for block in self.content
             if isinstance(block, ToolResultBlock)
         ]
-        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        told = [block for block in self.content if isinstance(block, TextBlock | ImageBlock)]
         calls = [block for block in self.content if isinstance(block, ToolUseBlock)]
         thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
-        message: dict[str, Any] = {"role": self.role, "content": "".join(texts) if texts else None}
+        message: dict[str, Any] = {"role": self.role, "content": join(told) if told else None}
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = [write_call(call) for call in calls]
-        return [*results, message] if texts or calls or thoughts else results
+        return [*results, message] if told or calls or thoughts else results
 
 
 def write_call(call: ToolUseBlock) -> dict[str, Any]:

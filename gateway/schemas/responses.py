@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from polymux.core.errors import InvalidRequest
@@ -12,6 +12,7 @@ from polymux.core.tasks import Chat, Format, Sampling
 from polymux.gateway.schemas.base import MAX_INT, WireRequest, by_type, choose, only
 from polymux.gateway.schemas.chat import Effort, Scalar
 from polymux.gateway.schemas.formats import ANY_OBJECT
+from polymux.gateway.schemas.pictures import Detail, Url, join_words, write_image
 from polymux.gateway.schemas.tools import Name
 
 STATELESS = "is not supported: nothing is stored between requests"
@@ -25,20 +26,48 @@ class TextPart(WireRequest):
 
     @field_validator("type", mode="before")
     @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if value in ("input_image", "input_file", "input_audio", "refusal"):
-            raise PydanticCustomError("unsupported_parameter", "this model takes text parts only")
+    def _known(cls, value: Any) -> Any:
+        if value in ("input_file", "input_audio", "refusal"):
+            raise PydanticCustomError("unsupported_parameter", "parts are of type input_text or input_image")
         return value
+
+    def plain(self) -> dict[str, Any]:
+        return {"type": "text", "text": self.text}
+
+
+class ImagePart(WireRequest):
+    type: Literal["input_image"]
+    image_url: Url
+    detail: Detail | None = None
+    file_id: Annotated[str | None, only(reason=STATELESS)] = None
+
+    def plain(self) -> dict[str, Any]:
+        return write_image(self.image_url, self.detail)
+
+
+def _part_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<image>" if kind == "input_image" else "<words>"
 
 
 Parts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=4096, fail_fast=True), Tag("<parts>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextPart, Tag("<words>")] | Annotated[ImagePart, Tag("<image>")], Discriminator(_part_kind)
+            ]
+        ],
+        Field(max_length=4096, fail_fast=True),
+        Tag("<parts>"),
+    ],
     choose(by_type({str: "<text>", list: "<parts>"}), "a string or a list of parts"),
 ]
 
 
-def join(parts: str | list[TextPart]) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+def join(parts: str | list[TextPart | ImagePart]) -> Any:
+    """One text where there is nothing else, otherwise parts as chats carry them."""
+    return parts if isinstance(parts, str) else join_words([part.plain() for part in parts])
 
 
 class ItemFields(WireRequest):
@@ -57,6 +86,14 @@ class MessageItem(ItemFields):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _the_assistant_shows_nothing(cls, value: Parts, info: ValidationInfo) -> Parts:
+        shown = not isinstance(value, str) and any(isinstance(part, ImagePart) for part in value)
+        if shown and info.data.get("role") == "assistant":
+            raise ValueError("the assistant sends text parts only")
+        return value
 
 
 class CallItem(ItemFields):

@@ -73,11 +73,15 @@ class EmbedFront(Front):
             raise InvalidRequest(f"This model has no prompt {name!r}; it has: {known}.", param="prompt_name")
         return self.prompts.texts[name]
 
-    def _read_input(self, text: str | list[int], index: int, truncate: bool, prompt: str) -> list[int]:
+    def _read_input(self, text: str | list[int] | dict[str, Any], index: int, truncate: bool, prompt: str) -> list[int]:
         """A text with the model's special tokens, or token ids taken as they are. Empty ones are refused."""
         where = f"input[{index}]"
         if not text:
             raise InvalidRequest(f"{where} is empty.", param="input")
+        if isinstance(text, dict):
+            if text.get("type") != "text":
+                raise InvalidRequest(f"{where} is a picture; this model embeds text only.", param="input")
+            text = text["text"]
         if isinstance(text, str):
             ids = self._encode(prompt + text, where, truncate)
         else:

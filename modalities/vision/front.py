@@ -13,19 +13,18 @@ from polymux.core.errors import InvalidRequest
 from polymux.core.generation.front import GenerateFront
 from polymux.core.generation.limits import read_context
 from polymux.core.generation.spelling import spell
-from polymux.core.pictures import read_data_uri, read_picture
-from polymux.core.pipeline import Prepared
-from polymux.core.tasks import Chat, Tokenize
+from polymux.core.pictures import read_source
+from polymux.core.pipeline import Prepared, Presenter
+from polymux.core.tasks import Chat, Embed, Tokenize
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.vision.cut import Cut, Cutter
+from polymux.modalities.vision.embedding import ShowPresenter, check_inputs, cut_one, is_picture
 from polymux.modalities.vision.positions import Grid, place_tokens
 from polymux.modalities.vision.processor import make_cutter
-from polymux.modalities.vision.work import Item, LookWork, Picture
+from polymux.modalities.vision.work import Item, LookWork, Picture, ShowWork
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from polymux.core.models import ModelFiles
 
 MOST_PICTURES = 128
@@ -76,6 +75,8 @@ class LookFront(GenerateFront):
         if isinstance(ask, Tokenize) and ask.chat is not None:
             seen = self._see(ask.chat)
             return spell(self.tokenizer, self._place(self._read_chat(seen)[0], seen.cuts).tokens, self.context)
+        if isinstance(ask, Embed):
+            return self._show(ask)
         if not isinstance(ask, Chat):
             prepared = super().prepare(task, ask)
             if prepared.work is not None:
@@ -90,6 +91,18 @@ class LookFront(GenerateFront):
         work.pictures, work.positions = placed.pictures, placed.positions
         prepared.facts["prompt_tokens"] = len(placed.tokens)
         return Prepared(work, notes=prepared.notes, facts=prepared.facts)
+
+    def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
+        return ShowPresenter() if isinstance(ask, Embed) else super().present(task, ask, prepared)
+
+    def _show(self, ask: Embed) -> Prepared:
+        """Pictures as vectors: what the encoder makes of them, as chats see them."""
+        check_inputs(ask.inputs)
+        if not all(map(is_picture, ask.inputs)):
+            raise InvalidRequest("This model embeds pictures only; an image embedder takes texts too.", param="input")
+        if ask.dimensions is not None or ask.prompt is not None:
+            raise InvalidRequest("Vectors of a chat model are neither cut nor prompted.", param="dimensions")
+        return Prepared(ShowWork(pictures={i: cut_one(each, i, self.cutter) for i, each in enumerate(ask.inputs)}))
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "sees": ["image", "video"] if self.cutter.clip_mark else ["image"]}
@@ -165,17 +178,13 @@ class LookFront(GenerateFront):
         kind = part.get("type")
         if kind == "image_url":
             image = part["image_url"]
-            picture = self._read(image["url"], f"{where}.image_url")
+            picture = read_source(image["url"], f"{where}.image_url")
             return self.cutter.cut(picture, image.get("detail") or "auto", alone=alone)
         if kind == "video" and self.cutter.clip_mark is not None:
-            frames = [self._read(frame, f"{where}.frames[{k}]") for k, frame in enumerate(part["frames"])]
+            frames = [read_source(frame, f"{where}.video[{k}]") for k, frame in enumerate(part["frames"])]
             seconds = part.get("timestamps") or [k / (part.get("fps") or FRAMES_PER_SECOND) for k in range(len(frames))]
             return self.cutter.cut_clip(frames, seconds)
         raise InvalidRequest(f"{where} is of type {kind!r}, which this model does not read.", param=where)
-
-    @staticmethod
-    def _read(source: str | bytes, where: str) -> Image.Image:
-        return read_picture(source if isinstance(source, bytes) else read_data_uri(source, where), where)
 
 
 def name_part(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,6 +70,7 @@ class PatchEncoder(Encoder):
         self.window: int = getattr(config, "window_size", 0) // self.merge // self.patch if self.full else 0
         self.deep: list[int] = list(getattr(config, "deepstack_visual_indexes", ()))
         """Layers whose output also goes to the decoder."""
+        self.dim: int = config.out_hidden_size
         self._device = device
         self._weight = visual.patch_embed.proj.weight.flatten(1)
         self._bias = visual.patch_embed.proj.bias

@@ -1,4 +1,4 @@
-"""Vision-language models, registered like a stranger's plugin: cheap to import, torch only on load."""
+"""Vision-language models and image embedders, registered like a stranger's plugin: torch only on load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VisionLanguage(Pipeline):
     """Chats about pictures: Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, Idefics3, SmolVLM."""
 
     name = "vision-language"
-    tasks = ("chat", "complete", "tokenize", "detokenize")
+    tasks = ("chat", "complete", "embed", "tokenize", "detokenize")
 
     def accepts(self, files: ModelFiles) -> bool:
         from polymux.modalities.vision.processor import SEEING
@@ -38,6 +38,26 @@ class VisionLanguage(Pipeline):
         return load_looking(files, site, options)
 
 
+class ImageEmbedding(Pipeline):
+    """Pictures and texts as vectors of one space: CLIP, SigLIP."""
+
+    name = "image-embedding"
+    tasks = ("embed",)
+
+    def accepts(self, files: ModelFiles) -> bool:
+        return files.config().get("model_type") in ("clip", "siglip")
+
+    def front(self, files: ModelFiles, options: Mapping[str, Any]) -> Front:
+        from polymux.modalities.vision.embedding import ShowFront
+
+        return ShowFront.load(files, options)
+
+    def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+        from polymux.modalities.vision.embedder import load_showing
+
+        return load_showing(files, site, options)
+
+
 @hookimpl
 def pipelines() -> list[Pipeline]:
-    return [VisionLanguage()]
+    return [VisionLanguage(), ImageEmbedding()]

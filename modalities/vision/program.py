@@ -10,6 +10,7 @@ import msgspec
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from polymux.core.batch.encode import EncodeRow, EncodeStage
+from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.sequence import Inlay, TokenRow
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.holding import Holding
@@ -23,9 +24,10 @@ from polymux.core.generation.guidance import GrammarStage
 from polymux.core.generation.program import GenerationProgram
 from polymux.core.text.grammar import Grammars
 from polymux.core.text.tokenizer import Tokenizer
+from polymux.modalities.vision.embedder import VectorReader, show, tell
 from polymux.modalities.vision.processor import read_processor
 from polymux.modalities.vision.split import Seeing, split_model
-from polymux.modalities.vision.work import LookWork
+from polymux.modalities.vision.work import LookWork, ShowWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -40,16 +42,22 @@ class LookProgram(GenerationProgram):
         encoder: Seeing,
         decode: TokenStage,
         reference: str,
+        site: Site,
         grammars: GrammarStage | None = None,
     ) -> None:
         super().__init__(decode, reference, grammars)
-        self.work = {"chat": LookWork, "complete": LookWork}
-        self.stages = (encode, *self.stages)
+        self.work = {"chat": LookWork, "complete": LookWork, "embed": ShowWork}
+        reader = VectorReader(encode, encoder.dim)
+        self._read = OneShotStage("vectors", reader, site, max_units=256, to_host=True)
+        self.stages = (encode, *self.stages, self._read)
         self.encode = encode
         self._encoder = encoder
         self._seen: dict[Job, tuple[Holding, tuple[Inlay, ...]]] = {}
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
+        if isinstance(work, ShowWork):
+            await self._embed(job, work)
+            return
         if not isinstance(work, LookWork):
             raise InvalidRequest("malformed work about pictures")
         if not work.pictures:
@@ -61,6 +69,12 @@ class LookProgram(GenerationProgram):
             await super().run(job, work)
         finally:
             del self._seen[job]
+
+    async def _embed(self, job: Job, work: ShowWork) -> None:
+        """Pictures as the mean of what the decoder would read of them, from the cache that chats fill."""
+        for item in work.pictures.values():
+            self._encoder.check(item)
+        await tell(job, await show(job, self.encode, self._read, work.pictures))
 
     def _row(self, job: Job, work: Any, *choice: Any) -> TokenRow:
         row = super()._row(job, work, *choice)
@@ -132,4 +146,4 @@ def load_looking(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> L
     decoder = reference if tier == "reference" else accelerate(reference)
     encode = EncodeStage("encode", encoder, site, max_units=max(1, ENCODED // encoder.inlay.shape[0]))
     grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
-    return LookProgram(encode, encoder, TokenStage("decode", decoder, site), files.reference, grammars)
+    return LookProgram(encode, encoder, TokenStage("decode", decoder, site), files.reference, site, grammars)

@@ -26,6 +26,7 @@ class TileEncoder(Encoder):
         self.scale = scale
         self.side = side
         self.vectors = vectors
+        self.dim = dim
         self.inlay = CacheSpec("tiles", (vectors, dim), dtype, 1)
 
     def count(self, item: Item) -> int:

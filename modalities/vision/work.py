@@ -1,4 +1,8 @@
-"""What crosses between the front and the engine. Events are those of a generation job."""
+"""What crosses between the front and the engine.
+
+Events of a chat are those of a generation job; of an embedding one `Output(kind="vector", body=tasks.Vector)` per
+input, in any order, then `Ended(receipt)`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import msgspec
 import numpy as np
 
 from polymux.core.generation.work import GenerateWork
+
+VECTOR = "vector"
+"""The `kind` of the `Output` that carries a `tasks.Vector`."""
 
 
 class Item(msgspec.Struct):
@@ -36,3 +43,14 @@ class LookWork(GenerateWork, kw_only=True, omit_defaults=True):
     """In the order of the prompt."""
     positions: np.ndarray | None = None
     """(axes, prompt) int64, for models whose tokens stand at several positions at once."""
+
+
+class ShowWork(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Embed texts and pictures, by their numbers in the request."""
+
+    texts: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """Token ids, never empty, within the model's longest input."""
+    pictures: dict[int, Item] = msgspec.field(default_factory=dict)
+    """Without places: there is no prompt."""
+    tokens: int = 0
+    """Of all texts."""

@@ -126,7 +126,7 @@ async def test_a_thought_is_an_item_of_its_own(serve: Any) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
+            "messages[0].content[0].image_url",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "response_format"),

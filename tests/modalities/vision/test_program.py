@@ -228,7 +228,7 @@ def open_driver(family: Family, device: Device, *, tier: str = "fast", **setting
         assert isinstance(decoder, FastDecoder)
     site = Site(device, SiteSettings(**{"cache_bytes": 1 << 22, "superpage": 1 << 14, "block": 8, **settings}))
     encode = EncodeStage("encode", encoder, site, max_units=12)
-    return Driver(Loop(site, {"m": LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m")}))
+    return Driver(Loop(site, {"m": LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m", site)}))
 
 
 def run(driver: Driver, works: dict[str, LookWork]) -> None:
