@@ -101,6 +101,7 @@ def test_core_gateway_and_modalities_are_never_top_level():
         "polymux.gateway.app",
         "polymux.core.generation.front",
         "polymux.modalities.asr.front",
+        "polymux.modalities.vision.front",
         "polymux_hibari.front",
     ],
 )

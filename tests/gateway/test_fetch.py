@@ -115,6 +115,7 @@ async def test_what_is_fetched_takes_the_address_s_place() -> None:
     assert {request.headers["host"] for request in net.seen} == {"pictures.example"}
     assert net.seen[0].extensions["sni_hostname"] == "pictures.example"
     assert "cookie" not in net.seen[0].headers and "authorization" not in net.seen[0].headers
+    net = internet()
     embed: Any = await net.open().resolve(
         Embed(inputs=[{"type": "image_url", "image_url": {"url": "http://pictures.example/a.png"}}])
     )

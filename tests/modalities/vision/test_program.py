@@ -358,10 +358,11 @@ def odd(*shape: int) -> Picture:
 
 
 @some
-def test_memory_stays_flat_over_many_pictures(family):
+@pytest.mark.parametrize("pictures", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_memory_stays_flat_over_many_pictures(family, pictures):
     """What was encoded is kept while there is room, and makes room for the next."""
     driver = open_driver(family, Device(), cache_bytes=9 << 14)
-    for seed in range(40):
+    for seed in range(pictures):
         run(driver, {str(seed): family.ask(2, family.picture(100 + seed), 2, tokens=1)})
         assert driver.receipt(str(seed)).output_units == 1
 
