@@ -29,6 +29,7 @@ from polymux.gateway.routes import (
     realtime,
     responses,
     speech,
+    streams,
     tasks,
     tokens,
     transcriptions,
@@ -71,6 +72,7 @@ def create_app(
         *transcriptions.ENDPOINTS,
         speech.ENDPOINT,
         realtime.ENDPOINT,
+        streams.ENDPOINT,
         *images.ENDPOINTS,
         *videos.ENDPOINTS,
         *models.ENDPOINTS,
@@ -82,6 +84,7 @@ def create_app(
         routes=[
             *(endpoint.mount() for endpoint in endpoints),
             *realtime.SOCKETS,
+            *streams.SOCKETS,
             *docs.make_routes(endpoints),
             *extra_routes,
             *gather_routes(plugins),

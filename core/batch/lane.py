@@ -18,7 +18,7 @@ from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 
 
-def _rank(row: Row) -> tuple[int, int]:
+def _rank(row: Row) -> tuple[int, bool, int]:
     return row.rank
 
 

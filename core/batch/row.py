@@ -85,14 +85,16 @@ class Row:
         self.holding: Holding | None = None
         self.preempted = 0
         """How often it made room for others and began again."""
+        self.urgent = False
+        """Somebody waits for this one: it runs before the others of its priority."""
         self.ended = Signal()
         self.queued_at = time.monotonic()
         self.admitted_at: float | None = None
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller runs first: the job's priority, then the order of arrival."""
-        return (-self.job.priority, self.number)
+    def rank(self) -> tuple[int, bool, int]:
+        """Smaller runs first: the job's priority, then what is urgent, then the order of arrival."""
+        return (-self.job.priority, not self.urgent, self.number)
 
     def end(self, error: BaseException | None = None) -> None:
         """Wake whoever waits for this row."""

@@ -13,14 +13,18 @@ class Models:
 
     def listener(self, session: Session) -> str:
         transcription = session.audio.input.transcription
-        return self._choose(transcription.model if transcription else None, "listen", "audio.input.transcription.model")
+        named = transcription.model if transcription else None
+        return self._choose(named, "listen", "session.audio.input.transcription.model")
+
+    def find_listener(self, named: str | None) -> str:
+        return self._choose(named, "listen", "model")
 
     def answerer(self, session: Session) -> str:
-        return self._choose(session.model, "chat", "model")
+        return self._choose(session.model, "chat", "session.model")
 
     def speaker(self, session: Session) -> str:
         named = session.model if self.speaks_only(session) else session.audio.output.model
-        return self._choose(named, "speak", "audio.output.model")
+        return self._choose(named, "speak", "session.audio.output.model")
 
     def speaks_only(self, session: Session) -> bool:
         """Whether the session's model is a voice, which says what it is given."""
@@ -41,11 +45,11 @@ class Models:
         if named is None:
             able = [served.name for served in self._service.models if task in served.tasks]
             if not able:
-                raise InvalidRequest(f"no model is served here that can {task}", param=f"session.{place}")
+                raise InvalidRequest(f"no model is served here that can {task}", param=place)
             return able[0]
         served = self._service.find(named)
         if task not in served.tasks:
             raise InvalidRequest(
-                f"model {served.name} cannot {task}; it serves: {', '.join(served.tasks)}", param=f"session.{place}"
+                f"model {served.name} cannot {task}; it serves: {', '.join(served.tasks)}", param=place
             )
         return served.name

@@ -16,16 +16,18 @@ from polymux.core.engine.job import Job
 from polymux.core.tasks import Sampling
 
 
-def start_encoder(job: Job, stage: OneShotStage, item: Any) -> OneShotRow:
+def start_encoder(job: Job, stage: OneShotStage, item: Any, *, urgent: bool = False) -> OneShotRow:
     """One window; once the row ended, its `holding` is the window's slab, and the job's."""
     row = OneShotRow(job, item, 1)
-    row.keeps = True
+    row.keeps, row.urgent = True, urgent
     return job.start(stage, row)
 
 
-def start_decoder(job: Job, stage: TokenStage, request: TokenRequest, slab: Holding) -> TokenRow:
+def start_decoder(
+    job: Job, stage: TokenStage, request: TokenRequest, slab: Holding, *, urgent: bool = False
+) -> TokenRow:
     row = TokenRow(job, request)
-    row.reads = [slab]
+    row.reads, row.urgent = [slab], urgent
     job.receipt.input_units += len(request.prompt)
     return job.start(stage, row)
 

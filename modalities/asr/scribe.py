@@ -29,8 +29,8 @@ from polymux.modalities.asr.utterance import Utterance
 from polymux.modalities.asr.whisper import STRIDE, Excerpt
 from polymux.modalities.asr.work import ListenWork, Written
 
-STEP = RATE // 2
-"""Samples of new sound between two looks."""
+STEP, LATER = RATE // 2, RATE
+"""Samples of new sound between two looks, before the first words are told and after."""
 FIRST = RATE * 4 // 5
 """Samples before the first look: less is guesswork."""
 MARGIN = RATE
@@ -151,7 +151,8 @@ class Scribe:
         utterance = self.utterance
         if utterance.quiet:
             return self._looked < utterance.voiced
-        wanted = max(self._looked + STEP, utterance.cut + FIRST)
+        step = LATER if self._told or self._before else STEP
+        wanted = max(self._looked + step, utterance.cut + FIRST)
         return utterance.voiced > self._looked and utterance.length >= wanted
 
     async def _look(self) -> None:
@@ -196,7 +197,7 @@ class Scribe:
 
     async def _transcribe(self, samples: np.ndarray, frames: int, final: bool) -> Hypothesis | None:
         self._stopped = False
-        encoding = start_encoder(self._job, self._desk.encoder, Excerpt(samples, frames))
+        encoding = start_encoder(self._job, self._desk.encoder, Excerpt(samples, frames), urgent=final)
         self._row = encoding
         await encoding
         if encoding.holding is None:
@@ -227,7 +228,7 @@ class Scribe:
         """The row that wrote what follows; None where it was stopped, or talked to itself, or heard nothing."""
         tokens = self._desk.tokens
         if tokens.multilingual and self._language is None:
-            row = await self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab)
+            row = await self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab, final)
             if row.reason is None:
                 return self._stop()
             self._language = row.generated[0]
@@ -244,11 +245,11 @@ class Scribe:
             salt=salt,
             publish=False,
         )
-        row = self._start(request, slab)
+        row = self._start(request, slab, final)
         asked = None
         if final and not self._told:
             watch = peek([*before, tokens.start], salt, watched=(tokens.no_speech,))
-            asked = start_decoder(self._job, self._desk.decoder, watch, slab)
+            asked = start_decoder(self._job, self._desk.decoder, watch, slab, urgent=True)
         await row
         if asked is not None:
             await asked
@@ -261,8 +262,8 @@ class Scribe:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _start(self, request: TokenRequest, slab: Holding) -> TokenRow:
-        row = start_decoder(self._job, self._desk.decoder, request, slab)
+    def _start(self, request: TokenRequest, slab: Holding, urgent: bool) -> TokenRow:
+        row = start_decoder(self._job, self._desk.decoder, request, slab, urgent=urgent)
         self._row = row
         return row
 
