@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from polymux.gateway.errors import wrap_unexpected
 from polymux.gateway.ids import draw_id
 from polymux.gateway.realtime.audio import Mouth
 from polymux.gateway.realtime.conversation import Conversation, Item, read_messages
+from polymux.gateway.realtime.plan import Plan
 from polymux.gateway.realtime.timeline import Timeline
 
 PIECE = 24_000
@@ -29,24 +29,6 @@ PIECE = 24_000
 
 Send = Callable[..., Awaitable[None]]
 OpenCall = Callable[[str, str, msgspec.Struct], Call]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an answer is made of, session and request taken together. Without a `chat` model the newest text is said
-    as it is; without a `voice` model the answer is text."""
-
-    chat: str | None
-    speech: str | None
-    voice: str | None
-    speed: float
-    mouth: Mouth | None
-    instructions: str
-    max_tokens: int | None
-    context: Sequence[Item]
-    kept: bool
-    """Whether the answer becomes part of the conversation."""
-    metadata: dict[str, str] | None
 
 
 class Response:

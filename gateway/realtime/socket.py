@@ -17,11 +17,13 @@ from polymux.core.errors import InvalidRequest, Overloaded, PolymuxError, TooLar
 from polymux.gateway.call import Call
 from polymux.gateway.errors import explain_validation, wrap_unexpected
 from polymux.gateway.ids import draw_id
-from polymux.gateway.realtime.audio import Ear, Mouth
+from polymux.gateway.realtime.audio import Ear
 from polymux.gateway.realtime.conversation import Conversation, Item
+from polymux.gateway.realtime.frames import ActiveResponse, NoResponse, read_event, read_item
 from polymux.gateway.realtime.hearing import Hearing
 from polymux.gateway.realtime.models import Models
-from polymux.gateway.realtime.response import Plan, Response
+from polymux.gateway.realtime.plan import Plan, make_plan
+from polymux.gateway.realtime.response import Response
 from polymux.gateway.realtime.transcript import Transcript, refuse_commit
 from polymux.gateway.schemas.realtime import (
     Append,
@@ -29,9 +31,9 @@ from polymux.gateway.schemas.realtime import (
     ItemCreate,
     ItemReference,
     ItemTruncate,
-    MessageItem,
     ResponseCancel,
     ResponseCreate,
+    ResponseRequest,
     Session,
     SessionUpdate,
 )
@@ -46,14 +48,6 @@ TRY_AGAIN = 1013
 INTERNAL = 1011
 
 Event = TypeVar("Event", bound=ClientEvent)
-
-
-class ActiveResponse(InvalidRequest):
-    code = "conversation_already_has_active_response"
-
-
-class NoResponse(InvalidRequest):
-    code = "response_cancel_not_active"
 
 
 class RealtimeSocket:
@@ -218,7 +212,7 @@ class RealtimeSocket:
             raise InvalidRequest("a transcription session gives no answers", code="invalid_session")
         if self._response is not None:
             raise ActiveResponse(f"the conversation has an active response already: {self._response.id}")
-        self._respond(self._plan(event))
+        self._respond(make_plan(self.session, event.response, self.conversation, self._models))
 
     async def _cancel_response(self, event: ResponseCancel) -> None:
         response = self._response
@@ -278,32 +272,9 @@ class RealtimeSocket:
         if self._response is not None and self._response.stopped and self._answering is not None:
             await asyncio.wait([self._answering])  # it was interrupted by this very utterance
         if item.text.strip() and self._response is None:
-            self._respond(self._plan(ResponseCreate(type="response.create")))
+            self._respond(make_plan(self.session, ResponseRequest(), self.conversation, self._models))
 
     # ---- answering ----
-
-    def _plan(self, event: ResponseCreate) -> Plan:
-        """Raises `PolymuxError` when a model is missing."""
-        session, asked = self.session, event.response
-        wanted = asked.output_modalities or session.output_modalities
-        output = asked.audio.output
-        format = output.format or session.audio.output.format
-        chat = self._models.speaks_only(session)
-        limit = asked.max_output_tokens or session.max_output_tokens
-        context = list(self.conversation) if asked.input is None else [read_item(item) for item in asked.input]
-        aloud = "audio" in wanted
-        return Plan(
-            chat=None if chat else self._models.answerer(session),
-            speech=self._models.speaker(session) if aloud else None,
-            voice=output.voice or session.audio.output.voice,
-            speed=session.audio.output.speed,
-            mouth=Mouth(format.type) if aloud else None,
-            instructions=session.instructions if asked.instructions is None else asked.instructions,
-            max_tokens=limit if isinstance(limit, int) else None,
-            context=context,
-            kept=asked.conversation == "auto",
-            metadata=asked.metadata,
-        )
 
     def _respond(self, plan: Plan) -> None:
         self._response = response = Response(plan, self.conversation, self.send, self._open_call)
@@ -345,24 +316,3 @@ class RealtimeSocket:
         if self._hearing is not None:
             await self._hearing.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def read_event(message: Any) -> dict[str, Any]:
-    """The JSON object of a text frame. Raises `InvalidRequest`."""
-    if message.get("text") is None:
-        raise InvalidRequest("events are JSON in text frames; sound is base64 inside of them", code="invalid_event")
-    try:
-        wire = msgspec.json.decode(message["text"])
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise InvalidRequest(f"the event is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(wire, dict):
-        raise InvalidRequest("an event is a JSON object", code="invalid_event")
-    return wire
-
-
-def read_item(wire: MessageItem) -> Item:
-    kind = "output_text" if wire.role == "assistant" else "input_text"
-    item = Item(wire.role, kind, wire.text)
-    if wire.id is not None:
-        item.id = wire.id
-    return item

@@ -126,7 +126,7 @@ class Talk:
     async def until(self, type: str) -> Any:
         """The next event of that type; what came before it is in `events`."""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while True:
                     event = await self.connection.recv()
                     self.events.append(event)

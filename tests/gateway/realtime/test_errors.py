@@ -190,7 +190,7 @@ async def test_leaving_stops_the_work(talking_live, fake):
         await talk.append(0.5)
         while not fake.running:
             await asyncio.sleep(0.01)
-    for _ in range(100):
+    for _ in range(1000):
         if not fake.running:
             break
         await asyncio.sleep(0.01)

@@ -205,7 +205,7 @@ async def test_leaving_stops_the_answer(talking_live, fake):
         await talk.connection.conversation.item.create(item=ask())
         await talk.connection.response.create()
         await talk.until("response.output_audio.delta")
-    for _ in range(100):
+    for _ in range(1000):
         if not fake.running:
             break
         await asyncio.sleep(0.01)

@@ -34,13 +34,16 @@ async def test_a_post_is_answered_while_it_arrives(fake, serving):
         send(sound(0.3, 0.5))
         early = b""
         while b'"start"' not in early:  # the first line is there before the body is
-            early += await asyncio.wait_for(reader.read(1000), 20)
+            early += await asyncio.wait_for(reader.read(1000), 120)
         assert early.startswith(b"HTTP/1.1 200") and b"application/x-ndjson" in early
         send(sound(0.5)[:-1])
-        send(sound(0.5)[-1:] + sound(0.3, 0.5))
+        send(sound(0.5)[-1:])
+        while b'"final"' not in early:
+            early += await asyncio.wait_for(reader.read(1000), 120)
+        send(sound(0.3, 0.5))
         writer.write(b"0\r\n\r\n")
         while not early.endswith(b"0\r\n\r\n"):
-            early += await asyncio.wait_for(reader.read(1000), 20)
+            early += await asyncio.wait_for(reader.read(1000), 120)
         writer.close()
         lines = [json.loads(line) for line in early.split(b"\r\n") if line.startswith(b"{")]
         assert [line["type"] for line in lines] == [
@@ -85,7 +88,7 @@ async def test_leaving_stops_the_work(fake, serving):
             await socket.send(sound(0.3, 0.5))
             await socket.recv()
             assert fake.running == 1
-        for _ in range(100):
+        for _ in range(1000):
             if not fake.running:
                 break
             await asyncio.sleep(0.01)
