@@ -27,6 +27,9 @@ log = logging.getLogger("polymux.service")
 UNREAD = 8 << 20
 """Bytes of a lazily read upload that may wait for the engine; reading on pauses until it has taken some."""
 
+AHEAD = 16
+"""Events that may wait for a slow reader before its upload, or its text, is held back: the engine then pauses too."""
+
 PAUSE = 0.01
 """Seconds between two looks at how much the engine has taken."""
 
@@ -149,7 +152,7 @@ class Answers:
     async def _post(self, messages: Iterator[msgspec.Struct]) -> None:
         try:
             while True:
-                while process_pool().unread(self.job) > UNREAD:
+                while process_pool().unread(self.job) > UNREAD or self._lag > AHEAD:
                     await asyncio.sleep(PAUSE)
                 body = await self._preparers.run(_pack_next, messages, self.job, abandoned=self._abandon)
                 if body is None:
@@ -157,6 +160,11 @@ class Answers:
                 self.served.engine.post(self.job, body)
         except Exception as error:
             self._fail(self._translate(error, "reading"))
+
+    @property
+    def _lag(self) -> int:
+        """Events that the reader has not taken yet."""
+        return 0 if self._stream is None else self._stream.waiting
 
     def _abandon(self) -> None:
         process_pool().release(self.job)

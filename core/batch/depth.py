@@ -65,6 +65,11 @@ class Depths:
         if device.type == "cuda":
             self._graphs = DecodeGraphs(self._step, len(last) - 1, len(last) - 1, device)
 
+    def warm(self, rows: int) -> None:
+        """Record the loop for up to so many rows, where it is recorded at all."""
+        if self._graphs is not None:
+            self._graphs.record(rows)
+
     def admit(self, row: TokenRow) -> None:
         self._temperatures[row.slot].fill_(row.request.sampling.temperature)
         self._seeds[row.slot].fill_(row.request.seed ^ STREAM)

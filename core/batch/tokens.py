@@ -94,6 +94,8 @@ class TokenStage(Stage):
             for counts in WARM_COUNTS:
                 self.model.forward(self._packer.pack_idle(counts))
             self._graphs.record(WARM_ROWS)
+            if self._packer.depths is not None:
+                self._packer.depths.warm(WARM_ROWS)
 
     # ---- what rows want ----
 

@@ -57,6 +57,11 @@ class EventStream:
             self._bytes -= len(memoryview(event.body))
         return event
 
+    @property
+    def waiting(self) -> int:
+        """Events that arrived and were not read yet."""
+        return len(self._events)
+
     def push(self, event: Event) -> None:
         """Called by the engine's reader for every event of the job, in order."""
         if self._closed or self._complete:

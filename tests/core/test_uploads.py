@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from polymux.core.answers import UNREAD
+from polymux.core.answers import AHEAD, UNREAD
 from polymux.core.engine.lease import process_pool
 from polymux.core.engine.wire import pack, unpack
 from polymux.core.pipeline import Front, Prepared, Presenter
@@ -20,7 +20,7 @@ from polymux.core.tasks import Done
 from polymux.core.testing.engine import LocalEngine
 from polymux.core.vocabulary import Cancel, Command, Ended, Event, Output, Post, Receipt, Report, Submit, Usage
 
-PIECES = 24
+PIECES = 40
 SIZE = 1 << 20
 """Bytes of a piece."""
 
@@ -134,6 +134,30 @@ def test_leaving_while_reading_pauses_gives_everything_back() -> None:
                 while process_pool().outstanding:
                     await asyncio.sleep(0.01)
             assert front.read < PIECES
+        finally:
+            await service.stop()
+
+    asyncio.run(go())
+
+
+def test_a_slow_reader_holds_the_rest_back() -> None:
+    """Whoever does not read what the engine made of the first pieces is not sent more: the engine pauses with it."""
+
+    async def go() -> None:
+        front, engine = UploadFront(), LocalEngine({}, make_loop=ReadingLoop)
+        service = Service([Served("reader", ("upload",), front, engine)])
+        await service.start()
+        await service.wait_ready()
+        engine.loop.gate.set()
+        try:
+            async with service.open("reader", "upload", Work()) as answers:
+                async with asyncio.timeout(10):
+                    while front.read <= AHEAD:
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.3)
+                assert front.read < PIECES
+                numbers = [answer.number async for answer in answers if isinstance(answer, Taken)]
+            assert numbers == list(range(PIECES))
         finally:
             await service.stop()
 
