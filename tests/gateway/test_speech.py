@@ -42,6 +42,9 @@ async def test_what_is_asked(client: httpx.AsyncClient, service: FakeService) ->
     assert service.opened[0].ask == Speak(text="one two", voice="emma", speed=2.0)
     assert (await client.post("/v1/audio/speech", json={"model": "voice", "input": "x"})).status_code == 200
     assert service.opened[1].ask == Speak(text="x")
+    fields = {"input_type": "ssml", "seed": 7}
+    assert (await client.post("/v1/audio/speech", json=ask(**fields))).status_code == 200
+    assert service.opened[2].ask == Speak(text="one two", voice="alloy", kind="ssml", seed=7)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,9 @@ async def test_events(client: httpx.AsyncClient) -> None:
         ({"response_format": "mid"}, "response_format"),
         ({"stream_format": "chunks"}, "stream_format"),
         ({"instructions": "whisper"}, "instructions"),
+        ({"input_type": "html"}, "input_type"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 63}, "seed"),
         ({"pitch": 2}, "pitch"),
         ({"stream": False, "stream_format": "sse"}, None),
         ({"model": "stub"}, "model"),
