@@ -20,6 +20,6 @@ def make_example() -> Example:
         pipeline="hibari-speech",
         make=copy_voice,
         asks={"speak": [Speak(text="Hi there."), Speak(text="One. And two, slower.", speed=0.7)]},
-        refused={"speak": [Speak(text="..."), Speak(text="Hi.", voice="nobody"), Speak(text="Hi.", speed=9.0)]},
+        refused={"speak": [Speak(text="日本語"), Speak(text="Hi.", voice="nobody"), Speak(text="Hi.", speed=9.0)]},
         dtype="<i2",
     )
