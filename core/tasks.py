@@ -225,8 +225,6 @@ class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds of silence that end an utterance."""
     padding: float | None = None
     """Seconds that are kept before an utterance."""
-    beams: int = 1
-    """Texts that are kept at every token."""
     best_of: int | None = None
     """Texts that are drawn at a temperature above 0, the surest of which counts."""
 

@@ -52,7 +52,7 @@ class TranslationRequest(FormRequest):
         None, ge=0, le=1, description="0, the default: the likeliest text, with draws where that cannot be trusted."
     )
     hotwords: str | None = Field(None, description="Words to expect, in every part of the recording.")
-    beam_size: int | None = Field(None, ge=1, le=16, description="Texts kept at every token, at temperature 0.")
+    beam_size: Annotated[Any, only("1", reason="beam search is not supported yet")] = None
     best_of: int | None = Field(None, ge=1, le=16, description="Texts drawn at a temperature, the surest counts.")
     condition_on_previous_text: bool | None = Field(
         None, description="One part after another, each with what was said as its prompt."
@@ -84,7 +84,6 @@ class TranslationRequest(FormRequest):
             hotwords=self.hotwords or "",
             seek=chunking.type == "seek",
             remembers=bool(self.condition_on_previous_text),
-            beams=self.beam_size or 1,
             best_of=self.best_of,
             threshold=chunking.threshold,
             silence=_read_seconds(chunking.silence_duration_ms),

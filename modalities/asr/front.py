@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
 
 CHUNK_SECONDS = 30
-MOST_BEAMS = 16
+MOST_DRAWS = 16
 
 ENGLISH = {"en": -1}
 """What a model without language tokens knows."""
@@ -75,7 +75,6 @@ class TranscribeFront(Front):
                 silence=defaults.silence if ask.silence is None else ask.silence,
                 padding=defaults.padding if ask.padding is None else ask.padding,
             ),
-            beams=ask.beams,
             best_of=ask.best_of,
         )
         chunks = gather_chunks(read_audio(ask.audio), CHUNK_SECONDS * RATE)
@@ -116,8 +115,7 @@ def check_options(ask: Transcribe) -> None:
         "threshold": (ask.threshold, 0.0, 1.0),
         "silence": (ask.silence, 0.0, 30.0),
         "padding": (ask.padding, 0.0, 30.0),
-        "beam_size": (ask.beams, 1, MOST_BEAMS),
-        "best_of": (ask.best_of, 1, MOST_BEAMS),
+        "best_of": (ask.best_of, 1, MOST_DRAWS),
     }
     for name, (value, low, high) in ranges.items():
         if value is not None and not (math.isfinite(value) and low <= value <= high):

@@ -37,8 +37,6 @@ class TranscribeWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     words: bool = False
     """When each word is said is wanted."""
     endpointing: Endpointing = Endpointing()
-    beams: int = 1
-    """Above 1: at temperature 0, so many texts are kept at every token."""
     best_of: int | None = None
     """Texts drawn at a temperature above 0, the surest of which counts. None: the model's default."""
 

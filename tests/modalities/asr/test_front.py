@@ -47,7 +47,6 @@ def test_a_language_by_code_or_name(language):
         ("transcribe", {"temperature": -0.1}, MANY, "temperature"),
         ("transcribe", {"threshold": 1.1}, MANY, "threshold"),
         ("transcribe", {"silence": float("inf")}, MANY, "silence"),
-        ("transcribe", {"beams": 0}, MANY, "beam_size"),
         ("transcribe", {"best_of": 1_000}, MANY, "best_of"),
         ("transcribe", {"audio": b"no sound"}, MANY, "file"),
         ("transcribe", {"audio": "/nowhere/at/all.wav"}, MANY, "file"),
