@@ -132,20 +132,19 @@ def serve_together(bench: Bench, model: flux.FluxDenoiser, trace: list[Arrival])
     requests = {arrival.name: bench.request(arrival) for arrival in trace}
     driver = Driver(Loop(site, {"m": DenoiseProgram(stage, requests)}))
     begin = time.perf_counter()
-    ahead, latencies = deque(trace), {}
+    ahead = deque(trace)
+    due: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     while len(latencies) < len(trace):
         now = time.perf_counter() - begin
         while ahead and ahead[0].at <= now:
-            name = ahead.popleft().name
-            driver.submit(name, "m", "denoise", DenoiseWork([name]))
+            arrival = ahead.popleft()
+            driver.submit(arrival.name, "m", "denoise", DenoiseWork([arrival.name]))
+            due[arrival.name] = arrival.at
         if not driver.step() and ahead:
             time.sleep(max(min(ahead[0].at - (time.perf_counter() - begin), 0.01), 0.0))
-        for arrival in trace:
-            ended = arrival.name not in latencies and any(
-                isinstance(report, Ended) for report in driver.reports.get(arrival.name, ())
-            )
-            if ended:
-                latencies[arrival.name] = time.perf_counter() - begin - arrival.at
+        for name in [name for name in due if driver.reports[name] and isinstance(driver.reports[name][-1], Ended)]:
+            latencies[name] = time.perf_counter() - begin - due.pop(name)
     driver.finish()
     return latencies
 
@@ -171,7 +170,7 @@ def time_run(run: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
