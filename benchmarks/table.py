@@ -17,7 +17,7 @@ from ledger import RESULTS
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py -->", "<!-- end of figures -->"
 
-SHOWN = ("language", "gateway", "tokens", "online", "embeddings", "vision", "speech", "denoise")
+SHOWN = ("language", "gateway", "tokens", "online", "embeddings", "vision", "speech", "denoise", "diffusion_arrivals")
 """Benchmarks whose figures the README shows, but for their memory; the others are for engineers."""
 
 
