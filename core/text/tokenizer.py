@@ -97,7 +97,8 @@ class Tokenizer:
         Raises `InvalidRequest` for text that is not valid Unicode (lone surrogates).
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            # of the two ways of `tokenizers` only this one leaves the interpreter's lock to others
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         except TypeError as error:  # what the library says to a str that is no Unicode text
             raise InvalidRequest("The text holds a lone surrogate and is not valid Unicode.") from error
         if longest is not None:
