@@ -91,11 +91,11 @@ class AlignAtt(Policy):
         return self._round_down(hypothesis.tokens, certain)
 
     def trim(self, hypothesis: Hypothesis) -> int:
-        furthest = 0
+        furthest = reached = 0  # one token that listened astray, as far as it may be, shows nothing
         for place, (token, frame) in enumerate(zip(hypothesis.tokens, hypothesis.attended)):
-            if self._begins_word(token) and frame < furthest - REWIND:
+            if self._begins_word(token) and frame < reached - REWIND:
                 return place
-            furthest = max(furthest, frame)
+            furthest, reached = max(furthest, frame), max(reached, min(furthest, frame))
         return len(hypothesis.tokens)
 
 

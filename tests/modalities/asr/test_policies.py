@@ -36,5 +36,7 @@ def test_align_att_stops_at_the_first_token_that_hears_the_newest_sound():
 
 def test_align_att_does_not_believe_a_second_telling():
     policy = AlignAtt(begins_word)
-    assert policy.trim(Hypothesis([1, 2, 5, 1, 2], 200, [20, 120, 0, 21, 119])) == 3, "punctuation listens anywhere"
+    told = Hypothesis([1, 2, 3, 5, 1, 2], 200, [20, 90, 120, 0, 21, 119])
+    assert policy.trim(told) == 4, "punctuation listens anywhere"
+    assert policy.trim(Hypothesis([1, 2, 3], 200, [180, 20, 60])) == 3, "one token astray is no first telling"
     assert policy.trim(Hypothesis([1, 2, 3], 200, [60, 30, 120])) == 3, "a little disorder is natural"
