@@ -215,7 +215,7 @@ def test_a_failing_request_fails_alone_with_its_own_status(
 def test_an_unneeded_branch_stops_once_and_the_job_goes_on() -> None:
     async def go() -> None:
         async with serve() as service:
-            answers = await ask(service, Ask(3, unneeded=[2]), request_id="r")
+            answers = await ask(service, Ask(3, unneeded=[2], work={"pause": 0.05}), request_id="r")
             assert len(answers) == 4
             await until(lambda: loop_of(service).stopped == [("r-1", 2)])
 
