@@ -1,4 +1,4 @@
-"""The README's table of figures, made from `results/RESULTS.jsonl`: the newest line of every metric and peer.
+"""The README's table of figures, made from `results/RESULTS.jsonl`: the newest line of every metric, unit and peer.
 
 python benchmarks/table.py          rewrite the README's table
 python benchmarks/table.py --check  exit 1 if it is not what the results say
@@ -17,7 +17,19 @@ from ledger import RESULTS
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py -->", "<!-- end of figures -->"
 
-SHOWN = ("language", "gateway", "tokens", "online", "embeddings", "vision", "speech", "denoise", "diffusion_arrivals")
+SHOWN = (
+    "language",
+    "gateway",
+    "tokens",
+    "online",
+    "embeddings",
+    "vision",
+    "recognition",
+    "realtime",
+    "speech",
+    "denoise",
+    "diffusion_arrivals",
+)
 """Benchmarks whose figures the README shows, but for their memory; the others are for engineers."""
 
 
@@ -25,7 +37,7 @@ def read_newest(results: Path) -> list[dict[str, Any]]:
     newest: dict[tuple[str, ...], dict[str, Any]] = {}
     for line in results.read_text().splitlines():
         figure = json.loads(line)
-        key = (figure["benchmark"], figure["metric"], str(figure["peer"]))
+        key = (figure["benchmark"], figure["metric"], figure["unit"], str(figure["peer"]))
         newest.pop(key, None)
         newest[key] = figure
     return sorted(newest.values(), key=lambda figure: _order(figure["benchmark"]))

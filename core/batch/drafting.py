@@ -60,7 +60,7 @@ class Lookup(Drafting):
 
 
 class SmallModel(Drafting):
-    """`speculation = {drafter = "model", model = "reference or folder", tokens = 5}`; also `tier`, `quantization` and
+    """`speculation = {drafter = "model", model = "folder", tokens = 5}`; also `tier`, `quantization` and
     `dtype`, as for a model of its own."""
 
     name = "model"
