@@ -130,9 +130,9 @@ async def test_words_come_while_a_sentence_lasts(client, voice):
     assert len(deltas) >= 2, "told in pieces: how early is measured by benchmarks/realtime.py"
 
 
-async def test_a_long_manual_utterance_is_cut_where_it_is_quiet(client, voice):
+@pytest.mark.parametrize("sentences", [[*SENTENCES, *MORE], SENTENCES * 2], ids=["different", "said twice"])
+async def test_a_long_manual_utterance_is_cut_where_it_is_quiet(client, voice, sentences):
     """Longer than the model's window, committed by hand, by the other policy's rules too: no word is lost."""
-    sentences = [*SENTENCES, *MORE]
     sound = np.concatenate([say(voice, sentence) for sentence in sentences])
     assert len(sound) / RATE > 32
     async with client.realtime.connect(**TRANSCRIBE) as connection:
@@ -170,8 +170,10 @@ async def test_twenty_sockets_at_once_all_finish(client, voice):
     assert wrong <= 20, heard
 
 
-async def test_a_spoken_question_is_answered_aloud(client, voice):
+async def test_a_spoken_question_is_answered_aloud(client, voice, monkeypatch):
     """Question in, answer out; what the answer's sound says is what its transcript says."""
+    # the answer is drawn: with seeds of its own, a small model says now and then what is no word
+    monkeypatch.setattr("polymux.core.generation.front.secrets.randbelow", lambda most: 1)
     session = {
         "type": "realtime",
         "instructions": "You are a helpful assistant who answers in one short sentence.",
@@ -221,5 +223,5 @@ async def test_a_spoken_question_is_answered_aloud(client, voice):
         writer.setframerate(RATE)
         writer.writeframes(sound)
     again = await client.audio.transcriptions.create(model="starter/transcribe", file=("a.wav", file.getvalue()))
-    # the answer is drawn anew each time, and a small model says words that nobody could write down
-    assert "paris" in spell(again.text), (transcript, again.text)
+    missing = set(spell(transcript)) - set(spell(again.text))
+    assert len(missing) <= 0.1 * len(spell(transcript)), (transcript, again.text)

@@ -25,6 +25,8 @@ class Hypothesis:
     frames: int
     """Of sound, without what fills up the window."""
     attended: Sequence[int] = ()
+    trimmed: bool = False
+    """More was written behind these, and not believed."""
 
 
 class Policy(ABC):
@@ -75,7 +77,8 @@ class LocalAgreement(Policy):
 
 class AlignAtt(Policy):
     """Tokens up to the first that listens to the newest sound: what follows could still change that one (Papi et al.
-    2023). A word that listens to what was long said before is the model repeating itself, and so is all after it."""
+    2023). A word that listens to what was long said before is the model repeating itself, and so is all after it: one
+    that was heard there already, or that two others lie ahead of."""
 
     aligned = True
 
@@ -91,11 +94,16 @@ class AlignAtt(Policy):
         return self._round_down(hypothesis.tokens, certain)
 
     def trim(self, hypothesis: Hypothesis) -> int:
-        furthest = reached = 0  # one token that listened astray, as far as it may be, shows nothing
+        furthest = reached = 0  # one token may listen astray: as far as two have is reached
+        heard: dict[int, int] = {}
         for place, (token, frame) in enumerate(zip(hypothesis.tokens, hypothesis.attended)):
-            if self._begins_word(token) and frame < reached - REWIND:
+            if not self._begins_word(token):  # punctuation listens anywhere
+                continue
+            again = frame < furthest - REWIND and abs(heard.get(token, frame + REWIND + 1) - frame) <= REWIND
+            if again or frame < reached - REWIND:
                 return place
             furthest, reached = max(furthest, frame), max(reached, min(furthest, frame))
+            heard[token] = frame
         return len(hypothesis.tokens)
 
 

@@ -172,6 +172,9 @@ class Scribe:
             self._tell(last.tokens)
         elif utterance.voiced > start:
             hypothesis = await self._understand(window, final=True)
+            if self._before and not self._told and (hypothesis is None or hypothesis.trimmed or not hypothesis.tokens):
+                self._before = []  # what is said once more was taken for what was said before
+                hypothesis = await self._understand(window, final=True)
             self._tell(hypothesis.tokens if hypothesis is not None else ())
         self._before += self._told
         self._told, self._last = [], None
@@ -222,7 +225,7 @@ class Scribe:
         attended = aligned.result[-len(tokens) :].argmax(dim=-1).tolist()
         hypothesis = Hypothesis(tokens, sounding, attended)
         count = self._policy.trim(hypothesis)
-        return Hypothesis(tokens[:count], sounding, attended[:count])
+        return Hypothesis(tokens[:count], sounding, attended[:count], trimmed=count < len(tokens))
 
     async def _decode(self, slab: Holding, salt: bytes, count: int, final: bool) -> TokenRow | None:
         """The row that wrote what follows; None where it was stopped, or talked to itself, or heard nothing."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -25,25 +26,29 @@ class Spelling:
     delimiter: str
 
     def read(self, spelled: Spelled, offset: float) -> Iterator[Word]:
-        """Greedy CTC: runs of a class are one letter, blanks none."""
+        """Greedy CTC: runs of a class are one letter, blanks none. Marks (`<s>`) are not there at all: what stands on
+        both sides of one is a single run."""
         seconds = spelled.samples / RATE / max(len(spelled.ids), 1)
         word, start, end, scores = "", 0.0, 0.0, list[float]()
-        frame = 0
-        for id, run in groupby(spelled.ids.tolist()):
-            length = len(list(run))
-            piece = self.pieces.get(id, "")
-            if piece == self.delimiter:
+        heard = [(frame, id) for frame, id in enumerate(spelled.ids.tolist()) if id == self.blank or self._spells(id)]
+        for id, run in groupby(heard, key=itemgetter(1)):
+            frames = [frame for frame, _ in run]
+            if id == self.blank:
+                continue
+            if self.pieces[id] == self.delimiter:
                 if word:
                     yield Word(word, start, end, math.exp(sum(scores) / len(scores)))
                 word, scores = "", []
-            elif id != self.blank and not piece.startswith("<"):
-                start = start if word else offset + frame * seconds
-                word += piece
-                end = offset + (frame + length) * seconds
-                scores.append(float(spelled.logprobs[frame : frame + length].max()))
-            frame += length
+                continue
+            start = start if word else offset + frames[0] * seconds
+            word += self.pieces[id]
+            end = offset + (frames[-1] + 1) * seconds
+            scores.append(float(spelled.logprobs[frames].max()))
         if word:
             yield Word(word, start, end, math.exp(sum(scores) / len(scores)))
+
+    def _spells(self, id: int) -> bool:
+        return not self.pieces.get(id, "<").startswith("<")
 
 
 class WordsPresenter(Presenter):

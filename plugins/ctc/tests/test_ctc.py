@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,9 @@ from polymux.core.plugins import load_plugins
 from polymux.core.tasks import Heard, Segment, TextDelta, Transcribe
 from polymux.core.testing.conformance import run_checks
 from polymux.core.testing.conformance.bench import Bench
+
+CERTAIN = 1e-3
+"""Between the best letter and the next, where rounding must not decide."""
 
 SPELLING = Spelling(dict(enumerate(PIECES)), 0, "|")
 
@@ -40,6 +42,12 @@ def test_runs_are_letters_and_blanks_are_none() -> None:
     assert [word.word for word in SPELLING.read(spell("hh_e_l_ll|_tt_o"), 0.0)] == ["hell", "to"]
 
 
+def test_a_mark_inside_a_letter_does_not_double_it() -> None:
+    ids = [PIECES.index(piece) for piece in ("t", "<s>", "t", "<pad>", "t", "</s>")]
+    spelled = Spelled(np.array(ids), np.log(np.full(len(ids), 0.5)), len(ids) * RATE // 10)
+    assert [word.word for word in SPELLING.read(spelled, 0.0)] == ["tt"]
+
+
 def test_words_have_their_times() -> None:
     first, second = SPELLING.read(spell("_hi|||_a"), 10.0)
     assert (first.start, first.end) == (pytest.approx(10.1), pytest.approx(10.3))
@@ -48,20 +56,25 @@ def test_words_have_their_times() -> None:
 
 
 def test_it_spells_as_transformers_does(bench: Bench, tmp_path: Path) -> None:
-    file = tmp_path / "speech.wav"
-    file.write_bytes(make_recording(2.0, 9))
-    samples = np.concatenate(list(read_stretches(str(file))))
     model = Wav2Vec2ForCTC.from_pretrained(bench.folder).eval()
-    inputs = Wav2Vec2FeatureExtractor(do_normalize=True)(samples, sampling_rate=RATE, return_tensors="pt")
-    with torch.inference_mode():
-        ids = model(inputs.input_values).logits.argmax(-1)[0]
-    wanted = Wav2Vec2CTCTokenizer(str(bench.folder / "vocab.json"), do_lower_case=False).decode(
-        ids, skip_special_tokens=True
-    )
+    extract = Wav2Vec2FeatureExtractor(do_normalize=True)
+    file = tmp_path / "speech.wav"
+    for seed in range(9, 40):  # random weights come near to ties, which sums in another order may break the other way
+        file.write_bytes(make_recording(2.0, seed))
+        samples = np.concatenate(list(read_stretches(str(file))))
+        with torch.inference_mode():
+            logits = model(extract(samples, sampling_rate=RATE, return_tensors="pt").input_values).logits[0]
+        first, second = logits.topk(2).values.unbind(-1)
+        if (first - second).min() > CERTAIN:
+            break
+    else:
+        pytest.fail("no recording whose letters are all certain")
+    ids = logits.argmax(-1)
+    # the tokenizer can leave out marks only together with blanks, and those keep double letters apart
+    ids = ids[~torch.isin(ids, torch.tensor([PIECES.index(mark) for mark in ("<s>", "</s>", "<unk>")]))]
+    wanted = Wav2Vec2CTCTokenizer(str(bench.folder / "vocab.json"), do_lower_case=False).decode(ids)
     (answers,) = bench.answer([("words", Words(str(file)))])
-    found = " ".join(answer.word for answer in answers if isinstance(answer, Word))
-    # random weights come near to ties, which sums in another order may break the other way
-    assert SequenceMatcher(None, found, wanted, autojunk=False).ratio() > 0.98
+    assert " ".join(answer.word for answer in answers if isinstance(answer, Word)) == wanted
 
 
 def test_a_transcript_is_its_segments(bench: Bench) -> None:

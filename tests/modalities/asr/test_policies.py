@@ -36,7 +36,8 @@ def test_align_att_stops_at_the_first_token_that_hears_the_newest_sound():
 
 def test_align_att_does_not_believe_a_second_telling():
     policy = AlignAtt(begins_word)
-    told = Hypothesis([1, 2, 3, 5, 1, 2], 200, [20, 90, 120, 0, 21, 119])
-    assert policy.trim(told) == 4, "punctuation listens anywhere"
-    assert policy.trim(Hypothesis([1, 2, 3], 200, [180, 20, 60])) == 3, "one token astray is no first telling"
+    assert policy.trim(Hypothesis([1, 2, 5, 1, 2], 200, [20, 120, 0, 21, 119])) == 3, "punctuation listens anywhere"
     assert policy.trim(Hypothesis([1, 2, 3], 200, [60, 30, 120])) == 3, "a little disorder is natural"
+    assert policy.trim(Hypothesis([3, 2, 3, 1], 200, [20, 110, 120, 21])) == 3, "in other words"
+    assert policy.trim(Hypothesis([1, 2, 3], 200, [180, 20, 60])) == 3, "one token astray is no first telling"
+    assert policy.trim(Hypothesis([1, 5, 5, 2], 200, [20, 180, 190, 40])) == 4, "nor is punctuation"
