@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
-from polymux.core.compute.attention import AttentionContext, PagedContext
+from polymux.core.compute.attention import AttentionBackend, PagedBatch
 from polymux.core.compute.cpu.attention import NativeAttention
 from polymux.core.compute.cpu.kernels import CpuKernels
-from polymux.core.compute.fast.operations import Operations, recognise_gate
+from polymux.core.compute.fast.operations import HeadNorms, Operations, recognise_gate
 from polymux.core.compute.fast.structure import Norm
-
-if TYPE_CHECKING:
-    from polymux.core.compute.fast.decoder import FastLayer
 
 
 class NativeOperations(Operations):
@@ -38,22 +33,16 @@ class NativeOperations(Operations):
         kind = self._kinds[act]
         return super().gate(act, gate_up) if kind is None else self._kernels.gate(gate_up.contiguous(), kind)
 
-    def attend(
+    def writes_for(self, backend: AttentionBackend) -> bool:
+        return isinstance(backend, NativeAttention)
+
+    def rotate_write(
         self,
-        index: int,
-        layer: FastLayer,
         merged: Tensor,
         heads: int,
-        kv_heads: int,
-        positions: Tensor,
-        context: AttentionContext,
+        norms: HeadNorms | None,
+        turning: tuple[Tensor, Tensor],
+        cache: Tensor,
+        batch: PagedBatch,
     ) -> Tensor:
-        if not isinstance(context, PagedContext) or not isinstance(context.backend, NativeAttention):
-            return super().attend(index, layer, merged, heads, kv_heads, positions, context)
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = (layer.q_norm, layer.k_norm)
-        cache = context.cache[:, index]
-        turning = layer.rotary.find(positions)
-        query = self._kernels.rotate_write(merged.contiguous(), heads, norms, *turning, cache, context.batch)
-        return context.backend.paged(query, cache, context.batch, layer.options)
+        return self._kernels.rotate_write(merged.contiguous(), heads, norms, *turning, cache, batch)

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from polymux.core.compute.attention import AttentionContext
+from polymux.core.compute.attention import AttentionBackend, AttentionContext, PagedBatch, PagedContext
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.errors import InternalError
 
 if TYPE_CHECKING:
     from polymux.core.compute.fast.decoder import FastLayer
+
+
+HeadNorms = tuple[Norm, Norm]
+"""Of queries and of keys."""
 
 
 class Operations:
@@ -53,13 +57,42 @@ class Operations:
 
         `positions` are what rotary turns by: (T,), or (axes, T).
         """
-        rotated, value = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            parts = rotated.split([heads, kv_heads], dim=1)
-            rotated = torch.cat([self.norm(parts[0], layer.q_norm), self.norm(parts[1], layer.k_norm)], dim=1)
-        cos, sin = layer.rotary.at(positions)
-        query, key = rotate(rotated, cos, sin).split([heads, kv_heads], dim=1)
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        if isinstance(context, PagedContext) and self.writes_for(context.backend):
+            cache = context.cache[:, index]
+            query = self.rotate_write(merged, heads, norms, layer.rotary.find(positions), cache, context.batch)
+            return context.backend.paged(query, cache, context.batch, layer.options)
+        query, key, value = self.rotate(merged, [heads, kv_heads, kv_heads], norms, layer.rotary, positions)
         return context.attend(index, query, key, value, layer.options)
+
+    def writes_for(self, backend: AttentionBackend) -> bool:
+        """Whether `rotate_write` may write in the place of this backend."""
+        return False
+
+    def rotate_write(
+        self,
+        merged: Tensor,
+        heads: int,
+        norms: HeadNorms | None,
+        turning: tuple[Tensor, Tensor],
+        cache: Tensor,
+        batch: PagedBatch,
+    ) -> Tensor:
+        """The queries (T, heads, dim) of a merged projection, over norms and rotary; keys and values go to their
+        blocks of one layer's `cache`. `turning`: a table of cosines and sines, and each token's row of it."""
+        raise InternalError(f"{type(self).__name__} does not write into blocks")
+
+    def rotate(
+        self, merged: Tensor, sizes: list[int], norms: HeadNorms | None, rotary: RotaryTable, positions: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Queries, keys and values of a merged projection, of `sizes` heads each, over norms and rotary. `merged` is
+        used up."""
+        query, key, value = merged.split(sizes, dim=1)
+        if norms is not None:
+            query, key = self.norm(query, norms[0]), self.norm(key, norms[1])
+        cos, sin = rotary.at(positions)
+        query, key = rotate(torch.cat([query, key], dim=1), cos, sin).split(sizes[:2], dim=1)
+        return query, key, value
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """A layer that multiplies by `weight` (out, in)."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
-from polymux.core.compute.attention import AttentionContext, PagedContext
-from polymux.core.compute.fast.operations import Operations, recognise_gate
+from polymux.core.compute.attention import AttentionBackend, PagedBatch
+from polymux.core.compute.fast.operations import HeadNorms, Operations, RotaryTable, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
 from polymux.core.compute.triton.layer_norm import add_layer_norm
 from polymux.core.compute.triton.linear import CudaLinear
 from polymux.core.compute.triton.packed import rotate_heads
-
-if TYPE_CHECKING:
-    from polymux.core.compute.fast.decoder import FastLayer
 
 
 class TritonOperations(Operations):
@@ -45,24 +40,28 @@ class TritonOperations(Operations):
         kind = self._kinds[act]
         return super().gate(act, gate_up) if kind is None else gate(gate_up, kind)
 
-    def attend(
+    def writes_for(self, backend: AttentionBackend) -> bool:
+        return isinstance(backend, TritonAttention)
+
+    def rotate_write(
         self,
-        index: int,
-        layer: FastLayer,
         merged: Tensor,
         heads: int,
-        kv_heads: int,
-        positions: Tensor,
-        context: AttentionContext,
+        norms: HeadNorms | None,
+        turning: tuple[Tensor, Tensor],
+        cache: Tensor,
+        batch: PagedBatch,
     ) -> Tensor:
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
-        turning = layer.rotary.find(positions)
-        if not isinstance(context, PagedContext) or not isinstance(context.backend, TritonAttention):
-            rotate_heads(merged, heads, kv_heads, turning, norms)
-            query, key, value = merged.split([heads, kv_heads, kv_heads], dim=1)
-            return context.attend(index, query, key, value, layer.options)
-        cache = context.cache[:, index]
-        query = rotate_write(merged, heads, kv_heads, turning, norms, cache, context.batch)
-        return context.backend.paged(query, cache, context.batch, layer.options)
+        kv_heads = (merged.shape[1] - heads) // 2
+        return rotate_write(merged, heads, kv_heads, turning, read_weights(norms), cache, batch)
+
+    def rotate(
+        self, merged: Tensor, sizes: list[int], norms: HeadNorms | None, rotary: RotaryTable, positions: Tensor
+    ) -> tuple[Tensor, ...]:
+        rotate_heads(merged, sizes[0], sizes[1], rotary.find(positions), read_weights(norms))
+        return merged.split(sizes, dim=1)
+
+
+def read_weights(norms: HeadNorms | None) -> tuple[Tensor, Tensor, float] | None:
+    """Norms as the kernels take them: of one epsilon."""
+    return None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)

@@ -13,14 +13,23 @@ from itertools import accumulate
 import pytest
 import torch
 
+from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.attention import AttentionOptions, PackedContext, PackedRows
 from polymux.core.compute.body import TransformersBody, pack_texts
+from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import open_device
+from polymux.core.compute.fast import accelerate
 from polymux.core.compute.fast import build as build_module
 from polymux.core.compute.fast import encoder as encoder_module
-from polymux.core.compute.fast.operations import rotate
+from polymux.core.compute.fast.operations import Operations, rotate
 from polymux.core.compute.load import prepare_body
 from polymux.core.compute.sdpa import SdpaAttention
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.generation.program import GenerationProgram
+from polymux.core.generation.work import GenerateWork
+from polymux.core.tasks import Sampling
+from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_bert, tiny_gemma3, tiny_qwen3
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +42,7 @@ if not INTERPRETED and DEVICE == "cpu":
 
 pytest.importorskip("triton")
 
+from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
 from polymux.core.compute.triton.layer_norm import add_layer_norm  # noqa: E402
 from polymux.core.compute.triton.operations import TritonOperations  # noqa: E402
 from polymux.core.compute.triton.packed import attend_packed, rotate_heads  # noqa: E402
@@ -115,6 +125,35 @@ def test_bodies_on_fused_kernels_equal_the_reference(
         alone = [model(input_ids=texts.ids.new_tensor([ids])).last_hidden_state[0] for ids in lists]
     torch.testing.assert_close(found, torch.cat(alone), rtol=1e-4, atol=1e-4)
     assert torch.equal(found, bare)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Anywhere(TritonAttention):
+    """Also where the kernels are interpreted."""
+
+    def refuses(self, device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+        return None
+
+
+def test_a_decoder_on_fused_kernels_writes_and_reads_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts, then a few tokens of each: what the reference tier draws."""
+    found = {}
+    for tier, backends in (("reference", ()), ("fast", (Anywhere(),))):
+        operations = TritonOperations() if tier == "fast" else Operations()
+        monkeypatch.setattr(build_module, "choose_operations", lambda device, dtype, chosen=operations: chosen)
+        site = Site(open_device(DEVICE), SiteSettings(cache_bytes=1 << 18, superpage=1 << 14, block=4), backends)
+        decoder = TransformersDecoder(build(tiny_qwen3).to(DEVICE))
+        stage = TokenStage("decode", accelerate(decoder) if tier == "fast" else decoder, site)
+        driver = Driver(Loop(site, {"m": GenerationProgram(stage, "m")}))
+        for name, prompt in (("a", [5, 6, 7, 8, 9]), ("b", [20, 21])):
+            driver.submit(
+                name, "m", "complete", GenerateWork(prompts=[prompt], max_tokens=[3], seeds=[0], sampling=GREEDY)
+            )
+        driver.finish()
+        found[tier] = [driver.tokens("a"), driver.tokens("b")]
+    assert found["fast"] == found["reference"]
 
 
 @pytest.mark.parametrize("normed", [False, True])
