@@ -95,7 +95,7 @@ class WhisperDecoder(TokenModel):
 
     def _attend(self, index: int, merged: Tensor, context: PagedContext) -> Tensor:
         if self._still is not None and context.backend.recordable:
-            from polymux.core.compute.triton.fused import rotate_write
+            from polymux.core.compute.triton.rotary import rotate_write
 
             cache = context.cache[:, index]
             query = rotate_write(merged, self.heads, self.heads, self._still, None, cache, context.batch)

@@ -8,10 +8,10 @@ from polymux.core.compute.attention import AttentionBackend, PagedBatch
 from polymux.core.compute.fast.operations import HeadNorms, Operations, RotaryTable, recognise_gate
 from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.triton.attention import TritonAttention
-from polymux.core.compute.triton.fused import add_norm, gate, rotate_write
+from polymux.core.compute.triton.fused import add_norm, gate
 from polymux.core.compute.triton.layer_norm import add_layer_norm
 from polymux.core.compute.triton.linear import CudaLinear
-from polymux.core.compute.triton.packed import rotate_heads
+from polymux.core.compute.triton.rotary import Weights, rotate_heads, rotate_write
 
 
 class TritonOperations(Operations):
@@ -62,6 +62,6 @@ class TritonOperations(Operations):
         return merged.split(sizes, dim=1)
 
 
-def read_weights(norms: HeadNorms | None) -> tuple[Tensor, Tensor, float] | None:
+def read_weights(norms: HeadNorms | None) -> Weights | None:
     """Norms as the kernels take them: of one epsilon."""
     return None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)

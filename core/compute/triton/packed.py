@@ -1,4 +1,4 @@
-"""Rows of a packed batch that see only themselves: rotary in place, then attention straight from the merged product.
+"""Rows of a packed batch that see only themselves: attention straight from the merged product.
 
 Queries, keys and values are read where the projection left them; nothing is copied, split or padded.
 """
@@ -12,80 +12,6 @@ from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton.softmax import fold, fold_sink, score
-
-
-@triton.jit
-def _rotate(
-    merged,
-    cosines,
-    sines,
-    q_weight,
-    k_weight,
-    turns,
-    token_stride,
-    eps,
-    HEADS: tl.constexpr,
-    ROTATED: tl.constexpr,
-    DIM: tl.constexpr,
-    SPAN: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.arange(0, SPAN)[:, None]
-    half = tl.arange(0, HALF)[None, :]
-    fits = half < DIM // 2
-    mask = (heads < ROTATED) & fits
-    where = merged + token * token_stride + heads * DIM + half
-    first = tl.load(where, mask, other=0.0).to(tl.float32)
-    second = tl.load(where + DIM // 2, mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM + eps)[:, None]
-        q_first = tl.load(q_weight + half, fits, other=0.0).to(tl.float32)
-        q_second = tl.load(q_weight + DIM // 2 + half, fits, other=0.0).to(tl.float32)
-        k_first = tl.load(k_weight + half, fits, other=0.0).to(tl.float32)
-        k_second = tl.load(k_weight + DIM // 2 + half, fits, other=0.0).to(tl.float32)
-        first = first * scale * tl.where(heads < HEADS, q_first, k_first)
-        second = second * scale * tl.where(heads < HEADS, q_second, k_second)
-    turn = tl.load(turns + token) * DIM
-    cos = tl.load(cosines + turn + half, fits, other=0.0).to(tl.float32)
-    sin = tl.load(sines + turn + half, fits, other=0.0).to(tl.float32)
-    tl.store(where, (first * cos - second * sin).to(merged.dtype.element_ty), mask)
-    tl.store(where + DIM // 2, (second * cos + first * sin).to(merged.dtype.element_ty), mask)
-
-
-def rotate_heads(
-    merged: Tensor,
-    heads: int,
-    kv_heads: int,
-    turning: tuple[Tensor, Tensor],
-    norms: tuple[Tensor, Tensor, float] | None,
-) -> None:
-    """Norms and rotary on the queries and keys of a merged projection (T, heads + 2 kv heads, dim), in place.
-
-    `turning` is a table of cosines and sines, (2, rows, dim), and each token's row; `norms` holds the weights for
-    queries and keys, and their epsilon.
-    """
-    tokens, _, dim = merged.shape
-    rotary, turns = turning
-    q_weight, k_weight, eps = norms if norms is not None else (merged, merged, 0.0)
-    _rotate[(tokens,)](
-        merged,
-        rotary[0],
-        rotary[1],
-        q_weight,
-        k_weight,
-        turns,
-        merged.stride(0),
-        eps,
-        heads,
-        heads + kv_heads,
-        dim,
-        triton.next_power_of_2(heads + kv_heads),
-        triton.next_power_of_2(dim // 2),
-        norms is not None,
-        num_warps=4,
-    )
 
 
 @triton.jit

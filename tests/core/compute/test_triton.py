@@ -45,7 +45,8 @@ pytest.importorskip("triton")
 from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
 from polymux.core.compute.triton.layer_norm import add_layer_norm  # noqa: E402
 from polymux.core.compute.triton.operations import TritonOperations  # noqa: E402
-from polymux.core.compute.triton.packed import attend_packed, rotate_heads  # noqa: E402
+from polymux.core.compute.triton.packed import attend_packed  # noqa: E402
+from polymux.core.compute.triton.rotary import rotate_heads  # noqa: E402
 
 LENGTHS = (1, 70, 3, 129)
 STARTS = [0, *accumulate(LENGTHS)]
