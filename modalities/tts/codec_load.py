@@ -47,8 +47,8 @@ def load_csm(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Codec
 def build_csm(model: Any, site: Site, reference: str, options: Mapping[str, Any]) -> CodecProgram:
     """The program around a transformers `CsmForConditionalGeneration`, which belongs to it from now on."""
     sampling = read_sampling(options, CSM_SAMPLING)
-    codec = make_codec(model.codec_model.float())  # half the bits of a codec are heard as noise
     decoder = split_csm(model, tier=options.get("tier", "fast"), top_k=sampling.top_k)
+    codec = make_codec(model.codec_model.float())  # half the bits of a codec are heard as noise
     return build(TokenStage("frames", decoder, site), codec, DeepFrames(), site, reference, sampling)
 
 

@@ -62,6 +62,7 @@ class MimiCodec(Codec):
         config = model.config
         if not config.use_causal_conv:
             raise ModelError("a Mimi codec whose convolutions are not causal cannot be streamed")
+        model.set_attn_implementation("sdpa")  # a CSM's codec may share its configuration with the backbone
         decoder = model.decoder
         inner = hasattr(decoder, "decoder_seanet")  # transformers 5.2x moved the parts under `decoder`
         self.quantizer = model.quantizer
