@@ -35,7 +35,7 @@ from polymux.core.generation.program import GenerationProgram
 from polymux.core.generation.work import GenerateWork
 from polymux.core.pipeline import Program
 from polymux.core.speech.telling import SPOKEN, Spoken
-from polymux.core.tasks import Sampling, Vector
+from polymux.core.tasks import Sampling
 from polymux.core.testing.denoising import (
     CHANNELS,
     JOINT,
@@ -60,7 +60,7 @@ from polymux.modalities.asr.work import WINDOW, AudioChunk, TranscribeWork, Wind
 from polymux.modalities.diffusion import flux
 from polymux.modalities.llm.embedder import TextEmbedder
 from polymux.modalities.llm.program import EmbeddingProgram
-from polymux.modalities.llm.work import VECTOR, EmbedWork
+from polymux.modalities.llm.work import VECTORS, EmbedWork, Vectors
 from polymux.modalities.tts import codec_program
 from polymux.modalities.tts import work as frame_work
 from polymux.modalities.tts.codec_load import build_csm
@@ -118,7 +118,7 @@ def load_embeddings(site: Site) -> Program:
 
 
 def read_embeddings(driver: Driver, job: str) -> list[np.ndarray]:
-    vectors = sorted(driver.outputs(job, VECTOR, Vector), key=lambda vector: vector.index)
+    vectors = [vector for part in driver.outputs(job, VECTORS, Vectors) for vector in part.split()]
     return [np.frombuffer(vector.data, "<f4") for vector in vectors]
 
 
@@ -126,8 +126,8 @@ EMBED = Participant(
     "embed",
     load_embeddings,
     [
-        Ask("embed", EmbedWork(inputs=[[5, 6, 7]])),
-        Ask("embed", EmbedWork(inputs=[list(range(3, 3 + 5 * place)) for place in range(1, 12)])),
+        Ask("embed", EmbedWork.of([[5, 6, 7]])),
+        Ask("embed", EmbedWork.of([list(range(3, 3 + 5 * place)) for place in range(1, 12)])),
     ],
     read_embeddings,
     tolerance=1e-5,

@@ -14,13 +14,13 @@ from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.models import resolve
 from polymux.core.plugins import Plugins, load_plugins
 from polymux.core.speech.telling import SPOKEN, Spoken
-from polymux.core.tasks import Chat, Embed, Sampling, Speak, Transcribe, Vector
+from polymux.core.tasks import Chat, Embed, Sampling, Speak, Transcribe
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import write_wav
 from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit
 from polymux.core.vocabulary import NamedModel
 from polymux.modalities.asr.work import WINDOW, WindowText
-from polymux.modalities.llm.work import VECTOR
+from polymux.modalities.llm.work import VECTORS, Vectors
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def mixture() -> Mixture:
         [("embed", Embed(inputs=[SENTENCE])), ("embed", Embed(inputs=[SENTENCE * count for count in range(1, 9)]))],
         lambda driver, job: [
             np.frombuffer(vector.data, "<f4")
-            for vector in sorted(driver.outputs(job, VECTOR, Vector), key=lambda vector: vector.index)
+            for vector in [vector for part in driver.outputs(job, VECTORS, Vectors) for vector in part.split()]
         ],
         tolerance=1e-5,
     )

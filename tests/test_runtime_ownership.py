@@ -145,7 +145,7 @@ def test_every_forward_pass_is_a_launch(lagged: bool) -> None:
     driver = Driver(Loop(site, programs))
     with watch_forwards() as watch:
         driver.submit("chat", "chat", "chat", GenerateWork(prompts=[[5, 6, 7]], max_tokens=[4], seeds=[0, 1], n=2))
-        driver.submit("embed", "embed", "embed", EmbedWork(inputs=[[5, 6], [7]]))
+        driver.submit("embed", "embed", "embed", EmbedWork.of([[5, 6], [7]]))
         driver.finish()
         assert not watch.outside
         assert watch.inside["LlamaForCausalLM"] >= 4

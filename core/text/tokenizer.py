@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -96,17 +97,23 @@ class Tokenizer:
         `longest` cuts the text's own tokens so that the whole, special ones included, has at most so many.
         Raises `InvalidRequest` for text that is not valid Unicode (lone surrogates).
         """
+        (ids,) = self.encode_many([text], special=special, longest=longest)
+        return ids
+
+    def encode_many(self, texts: Sequence[str], *, special: bool = True, longest: int | None = None) -> list[list[int]]:
+        """`encode` of each text. The library's own threads share them, and leave the interpreter's lock to others."""
+        whole = longest is None
         try:
-            # of the two ways of `tokenizers` only this one leaves the interpreter's lock to others
-            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=special and whole)
         except TypeError as error:  # what the library says to a str that is no Unicode text
             raise InvalidRequest("The text holds a lone surrogate and is not valid Unicode.") from error
         if longest is not None:
             added = self._backend.num_special_tokens_to_add(is_pair=False) if special else 0
-            encoding.truncate(max(longest - added, 0))
-        if special:
-            encoding = self._backend.post_process(encoding, None, True)
-        return encoding.ids
+            for encoding in encodings:
+                encoding.truncate(max(longest - added, 0))
+            if special:
+                encodings = [self._backend.post_process(encoding, None, True) for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
         """Token ids of two texts as the model reads a pair, and which of the two each belongs to (0 or 1).

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.compute.body import pack_texts
 from polymux.core.compute.load import prepare_body
+from polymux.core.text.flat import flatten
 from polymux.modalities.llm.pooling import POOLS
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class CrossEncoder(OneShotModel):
         return cls(model, site, tier=tier)
 
     def forward(self, items: list[PairItem], slabs: list[Tensor]) -> list[Any]:
-        texts = pack_texts([item.ids for item in items], self._device, self._attention)
+        texts = pack_texts(*flatten([item.ids for item in items]), self._device, self._attention)
         segments = None
         if self._typed:
             flat = chain.from_iterable(item.segments for item in items)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -27,7 +28,10 @@ class EmbedItem:
     """Some texts of one request. `dimensions` keeps the first so many values; `normalize` scales to unit length after
     that."""
 
-    texts: Sequence[list[int]]
+    ids: np.ndarray
+    """(T,): the tokens of one text behind those of another."""
+    lengths: np.ndarray
+    """(texts,): tokens of each."""
     dimensions: int | None
     normalize: bool
 
@@ -68,10 +72,11 @@ class TextEmbedder(OneShotModel):
         return cls(body, site, *modules.poolings, dense=[layer.to(site.device.torch) for layer in layers])
 
     def forward(self, items: list[EmbedItem], slabs: list[Tensor]) -> list[Tensor]:
-        texts = pack_texts([text for item in items for text in item.texts], self._device, self._attention)
+        ids, lengths = (np.concatenate([getattr(item, part) for item in items]) for part in ("ids", "lengths"))
+        texts = pack_texts(ids, lengths, self._device, self._attention)
         hidden = self.body.run(texts.ids, texts.places, None, texts.context)
         vectors = self.dense(torch.cat([pool(hidden, texts) for pool in self.poolings], dim=-1))
-        sizes = [len(item.texts) for item in items]
+        sizes = [len(item.lengths) for item in items]
         if len({(item.dimensions, item.normalize) for item in items}) == 1:  # the usual case, in one step
             return list(_finish(vectors, items[0]).split(sizes))
         return [_finish(part, item) for part, item in zip(vectors.split(sizes), items)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,7 @@ from polymux.core.tasks import Detokenize, Done, Embed, Tokenize, Vector
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import Ended, Event, Output, Usage
 from polymux.modalities.llm.modules import Prompts, read_modules, read_prompts
-from polymux.modalities.llm.work import EmbedWork
+from polymux.modalities.llm.work import EmbedWork, Vectors
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -52,10 +52,8 @@ class EmbedFront(Front):
         if ask.dimensions is not None and not 1 <= ask.dimensions <= self.width:
             raise InvalidRequest(f"dimensions must be from 1 to {self.width}.", param="dimensions")
         prompt = self._find_prompt(ask.prompt)
-        inputs = [self._read_input(each, i, ask.truncate, prompt) for i, each in enumerate(ask.inputs)]
-        return Prepared(
-            EmbedWork(inputs=inputs, dimensions=ask.dimensions), facts={"prompt_tokens": sum(map(len, inputs))}
-        )
+        work = EmbedWork.of(self._read_inputs(ask.inputs, ask.truncate, prompt), dimensions=ask.dimensions)
+        return Prepared(work, facts={"prompt_tokens": len(work.ids)})
 
     def present(self, task: str, ask: msgspec.Struct, prepared: Prepared) -> Presenter:
         return EmbedPresenter(prepared.work)
@@ -73,35 +71,50 @@ class EmbedFront(Front):
             raise InvalidRequest(f"This model has no prompt {name!r}; it has: {known}.", param="prompt_name")
         return self.prompts.texts[name]
 
-    def _read_input(self, text: str | list[int] | dict[str, Any], index: int, truncate: bool, prompt: str) -> list[int]:
-        """A text with the model's special tokens, or token ids taken as they are. Empty ones are refused."""
-        where = f"input[{index}]"
-        if not text:
-            raise InvalidRequest(f"{where} is empty.", param="input")
-        if isinstance(text, dict):
-            if text.get("type") != "text":
-                raise InvalidRequest(f"{where} is a picture; this model embeds text only.", param="input")
-            text = text["text"]
-        if isinstance(text, str):
-            ids = self._encode(prompt + text, where, truncate)
-        else:
-            ids = check_ids(text, self.vocabulary, where, "input")
-            ids = ids[: self.longest] if truncate else ids
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens.", param="input")
-        if len(ids) > self.longest:
-            raise self._too_long(where, str(len(ids)))
-        return ids
+    def _read_inputs(
+        self, inputs: Sequence[str | list[int] | dict[str, Any]], truncate: bool, prompt: str
+    ) -> list[list[int]]:
+        """Texts with the model's special tokens, all encoded at once; token ids as they are. Empty ones are refused."""
+        found: list[list[int]] = []
+        texts: dict[int, str] = {}
+        for index, each in enumerate(inputs):
+            if not each:
+                raise InvalidRequest(f"input[{index}] is empty.", param="input")
+            if isinstance(each, list):
+                ids = check_ids(each, self.vocabulary, f"input[{index}]", "input")
+                found.append(ids[: self.longest] if truncate else ids)
+                continue
+            texts[index] = self._check_text(prompt + self._read_text(each, index), index, truncate)
+            found.append([])
+        encoded = self.tokenizer.encode_many(list(texts.values()), longest=self.longest if truncate else None)
+        for index, ids in zip(texts, encoded):
+            found[index] = ids
+        for index, ids in enumerate(found):
+            if not ids:
+                raise InvalidRequest(f"input[{index}] has no tokens.", param="input")
+            if len(ids) > self.longest:
+                raise self._too_long(index, str(len(ids)))
+        return found
 
-    def _encode(self, text: str, where: str, truncate: bool) -> list[int]:
+    @staticmethod
+    def _read_text(part: str | dict[str, Any], index: int) -> str:
+        if isinstance(part, str):
+            return part
+        if part.get("type") != "text":
+            raise InvalidRequest(f"input[{index}] is a picture; this model embeds text only.", param="input")
+        return str(part["text"])
+
+    def _check_text(self, text: str, index: int, truncate: bool) -> str:
+        """The text as it is: one that is surely too long need not be encoded."""
         sure = self.tokenizer.count_at_least(text)
         if sure > self.longest and not truncate:
-            raise self._too_long(where, f"at least {sure}")
-        return self.tokenizer.encode(text, longest=self.longest if truncate else None)
+            raise self._too_long(index, f"at least {sure}")
+        return text
 
-    def _too_long(self, where: str, tokens: str) -> ContextTooLong:
+    def _too_long(self, index: int, tokens: str) -> ContextTooLong:
         return ContextTooLong(
-            f"{where} has {tokens} tokens; this model reads {self.longest}. Shorten it, or set truncate.", param="input"
+            f"input[{index}] has {tokens} tokens; this model reads {self.longest}. Shorten it, or set truncate.",
+            param="input",
         )
 
 
@@ -111,19 +124,19 @@ class EmbedPresenter(Presenter):
     def __init__(self, work: EmbedWork) -> None:
         self._work = work
         self._next = 0
-        self._early: dict[int, Vector] = {}
+        self._early: dict[int, list[Vector]] = {}
 
     def feed(self, event: Event) -> list[msgspec.Struct]:
         match event:
             case Output(body=body):
-                vector = unpack(body, Vector)
-                self._early[vector.index] = vector
+                vectors = unpack(body, Vectors)
+                self._early[vectors.first] = list(vectors.split())
                 answers: list[msgspec.Struct] = []
                 while self._next in self._early:
-                    answers.append(self._early.pop(self._next))
-                    self._next += 1
+                    told = self._early.pop(self._next)
+                    self._next += len(told)
+                    answers += told
                 return answers
             case Ended(receipt=receipt):
-                tokens = sum(map(len, self._work.inputs))
-                return [Done(Usage(input_tokens=tokens, cached_tokens=receipt.cached_units), receipt)]
+                return [Done(Usage(input_tokens=len(self._work.ids), cached_tokens=receipt.cached_units), receipt)]
         return []

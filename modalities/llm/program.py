@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,12 +15,12 @@ from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, InvalidRequest, ModelError
 from polymux.core.pipeline import Program
-from polymux.core.tasks import Score, Vector
+from polymux.core.tasks import Score
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.crossencoder import CrossEncoder, PairItem
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
 from polymux.modalities.llm.judging import Judge, is_judge
-from polymux.modalities.llm.work import SCORE, VECTOR, EmbedWork, RankWork
+from polymux.modalities.llm.work import SCORE, VECTORS, EmbedWork, RankWork, Vectors
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -42,32 +42,35 @@ class EmbeddingProgram(Program):
         if not isinstance(work, EmbedWork):
             raise InvalidRequest("malformed embedding work")
         rows = []
-        for first, texts, size in bundle(work.inputs, BUNDLE):
-            item = EmbedItem(texts, work.dimensions, work.normalize)
-            rows.append(job.start(self.stage, OneShotRow(job, item, size, first)))
+        if not len(work.lengths) or work.lengths.min() < 1 or work.lengths.sum() != len(work.ids):
+            raise InvalidRequest("malformed embedding work")
+        ends = work.lengths.cumsum()
+        for first, last in bundle(ends, BUNDLE):
+            begin, end = int(ends[first] - work.lengths[first]), int(ends[last - 1])
+            item = EmbedItem(work.ids[begin:end], work.lengths[first:last], work.dimensions, work.normalize)
+            rows.append(job.start(self.stage, OneShotRow(job, item, end - begin, first)))
         for row in rows:
             await row
             vectors = row.result.numpy()
             if not np.isfinite(vectors).all():
                 raise InternalError("the model's output was not finite for this request")
-            for index, vector in enumerate(vectors, row.branch):
-                job.emit(VECTOR, Vector(index, vector.tobytes()))
+            job.emit(VECTORS, Vectors(row.branch, vectors.shape[1], vectors.tobytes()))
         job.receipt.input_units = sum(row.size for row in rows)
 
     def describe(self) -> dict[str, Any]:
         return {"dtype": str(self._embedder.dtype).removeprefix("torch."), "dimensions": self._embedder.dimensions}
 
 
-def bundle(texts: Sequence[list[int]], most: int) -> Iterator[tuple[int, Sequence[list[int]], int]]:
-    """Texts in runs of at most `most` tokens, or of one: the first's index, the texts, their tokens."""
-    first = size = 0
-    for index, text in enumerate(texts):
-        if size and size + len(text) > most:
-            yield first, texts[first:index], size
-            first, size = index, 0
-        size += len(text)
-    if size:
-        yield first, texts[first:], size
+def bundle(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Runs of texts of at most `most` tokens, or of one text: the first one's number, and the one's behind the last.
+
+    `ends`: where the tokens of each end.
+    """
+    first = begin = 0
+    while first < len(ends):
+        last = max(int(np.searchsorted(ends, begin + most, side="right")), first + 1)
+        yield first, last
+        first, begin = last, int(ends[last - 1])
 
 
 class RankingProgram(Program):

@@ -32,6 +32,7 @@ from polymux.core.compute.load import prepare_body
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.errors import ConfigError
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert
+from polymux.core.text.flat import flatten
 
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "max_position_embeddings": 64}
@@ -80,7 +81,7 @@ def texts() -> list[list[int]]:
 
 
 def hidden_states(body: Body) -> torch.Tensor:
-    packed = pack_texts(texts(), Device(), SdpaAttention())
+    packed = pack_texts(*flatten(texts()), Device(), SdpaAttention())
     with torch.inference_mode():
         return body.run(packed.ids, packed.places, None, packed.context)
 
@@ -144,6 +145,6 @@ def test_the_reference_tier_can_be_asked_for_and_others_cannot() -> None:
 
 
 def test_texts_are_packed_end_to_end() -> None:
-    packed = pack_texts([[7, 8], [9], [5, 6, 7]], Device(), SdpaAttention())
+    packed = pack_texts(*flatten([[7, 8], [9], [5, 6, 7]]), Device(), SdpaAttention())
     assert packed.ids.tolist() == [7, 8, 9, 5, 6, 7] and packed.places.tolist() == [0, 1, 0, 0, 1, 2]
     assert packed.starts.tolist() == list(itertools.accumulate([0, 2, 1, 3])) == packed.context.rows.starts

@@ -31,6 +31,7 @@ from polymux.core.generation.work import GenerateWork
 from polymux.core.tasks import Sampling
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_bert, tiny_gemma3, tiny_qwen3
+from polymux.core.text.flat import flatten
 
 pytestmark = pytest.mark.gpu
 
@@ -120,7 +121,7 @@ def test_bodies_on_fused_kernels_equal_the_reference(
     device = open_device(DEVICE)
     lists = [list(range(5, 5 + length % 90)) for length in LENGTHS]
     with torch.inference_mode():
-        texts = pack_texts(lists, device, Packed())
+        texts = pack_texts(*flatten(lists), device, Packed())
         found = fast.run(texts.ids, texts.places, None, texts.context)
         bare = fast.run(texts.ids, texts.places, None, Bare(texts.context))  # type: ignore[arg-type]
         alone = [model(input_ids=texts.ids.new_tensor([ids])).last_hidden_state[0] for ids in lists]

@@ -29,12 +29,11 @@ from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.compute.load import prepare_body
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
-from polymux.core.tasks import Vector
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import VOCABULARY, build, tiny_bert
 from polymux.modalities.llm.embedder import TextEmbedder
 from polymux.modalities.llm.program import EmbeddingProgram
-from polymux.modalities.llm.work import VECTOR, EmbedWork
+from polymux.modalities.llm.work import VECTORS, EmbedWork, Vectors
 
 LONGEST = 40
 
@@ -119,7 +118,7 @@ def texts_of(lengths: list[int]) -> list[list[int]]:
 
 
 def vectors_of(driver: Driver, job: str) -> list[np.ndarray]:
-    answers = sorted(driver.outputs(job, VECTOR, Vector), key=lambda answer: answer.index)
+    answers = [vector for part in driver.outputs(job, VECTORS, Vectors) for vector in part.split()]
     return [np.frombuffer(answer.data, "<f4") for answer in answers]
 
 
@@ -134,7 +133,7 @@ def vectors_of(driver: Driver, job: str) -> list[np.ndarray]:
 def test_packed_texts_equal_texts_alone(name: str, tier: str, jobs: list[list[int]], units: int, lagged: bool) -> None:
     driver = open_engine(name, LaggedCpu() if lagged else Device(), units=units, tier=tier)
     for number, lengths in enumerate(jobs):
-        driver.submit(str(number), "m", "embed", EmbedWork(inputs=texts_of(lengths)))
+        driver.submit(str(number), "m", "embed", EmbedWork.of(texts_of(lengths)))
         if number % 2:
             driver.step()
     driver.finish()
@@ -151,8 +150,8 @@ def test_fewer_dimensions_are_cut_and_then_normalised() -> None:
     """Matryoshka: the first values, of unit length again; unit length can be switched off."""
     driver = open_engine("bert", Device())
     texts = texts_of([9, 3])
-    driver.submit("cut", "m", "embed", EmbedWork(inputs=texts, dimensions=8))
-    driver.submit("raw", "m", "embed", EmbedWork(inputs=texts, normalize=False))
+    driver.submit("cut", "m", "embed", EmbedWork.of(texts, dimensions=8))
+    driver.submit("raw", "m", "embed", EmbedWork.of(texts, normalize=False))
     driver.finish()
     for ids, cut, raw in zip(texts, vectors_of(driver, "cut"), vectors_of(driver, "raw")):
         np.testing.assert_allclose(cut, embed_alone("bert", ids, 8), atol=1e-5)
@@ -172,8 +171,8 @@ def test_a_text_without_finite_vectors_fails_alone(tier: str) -> None:
     stage = OneShotStage("embed", embedder, site, max_units=4096, to_host=True)
     driver = Driver(Loop(site, {"m": EmbeddingProgram(stage, embedder)}))
     texts = [[5, 6], [8, 9, 10]]
-    driver.submit("good", "m", "embed", EmbedWork(inputs=texts))
-    driver.submit("bad", "m", "embed", EmbedWork(inputs=[[5, 7]]))
+    driver.submit("good", "m", "embed", EmbedWork.of(texts))
+    driver.submit("bad", "m", "embed", EmbedWork.of([[5, 7]]))
     driver.finish()
     assert "not finite" in str(driver.error("bad"))
     for ids, vector in zip(texts, vectors_of(driver, "good")):
@@ -182,7 +181,7 @@ def test_a_text_without_finite_vectors_fails_alone(tier: str) -> None:
 
 def test_a_cancelled_embedding_leaves_nothing() -> None:
     driver = open_engine("bert", LaggedCpu(), units=8)
-    driver.submit("it", "m", "embed", EmbedWork(inputs=texts_of([LONGEST] * 200)))
+    driver.submit("it", "m", "embed", EmbedWork.of(texts_of([LONGEST] * 200)))
     driver.run(steps=3)
     driver.cancel("it")
     driver.finish()

@@ -16,13 +16,13 @@ from polymux.core.engine.wire import pack
 from polymux.core.errors import ContextTooLong, InvalidRequest
 from polymux.core.generation.front import GenerateFront
 from polymux.core.generation.work import SCORES, GenerateWork, PromptScores
-from polymux.core.tasks import Chat, ChoiceEnded, Complete, Done, Embed, Sampling, TextDelta, Vector
+from polymux.core.tasks import Chat, ChoiceEnded, Complete, Done, Embed, Sampling, TextDelta
 from polymux.core.testing import tokenizers as small
 from polymux.core.text.template import ChatTemplate
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.core.vocabulary import BranchEnded, Ended, Output, Receipt, Tokens
 from polymux.modalities.llm.embedding import EmbedFront
-from polymux.modalities.llm.work import VECTOR
+from polymux.modalities.llm.work import VECTORS, Vectors
 
 TOKENIZER = Tokenizer(small.byte_level(), special_tokens={"eos_token": "<|im_end|>"})
 EOS = TOKENIZER.find("<|im_end|>")
@@ -317,7 +317,8 @@ class TestEmbed:
     """Inputs keep their order and their special tokens; limits are named."""
 
     def embed(self, *inputs: Any, **kwargs: Any) -> list[list[int]]:
-        return EMBED.prepare("embed", Embed(inputs=list(inputs), **kwargs)).work.inputs
+        work = EMBED.prepare("embed", Embed(inputs=list(inputs), **kwargs)).work
+        return [ids.tolist() for ids in np.split(work.ids, work.lengths.cumsum()[:-1])]
 
     def test_texts_get_special_tokens_and_token_ids_are_taken_as_they_are(self):
         assert self.embed("the dog", [5, 6]) == [WORDS.encode("the dog"), [5, 6]]
@@ -347,8 +348,8 @@ class TestEmbed:
         presenter = EMBED.present("embed", ask, prepared)
         answers = []
         for index in (2, 0, 1):
-            vector = Vector(index, np.full(8, index, "<f4").tobytes())
-            answers += presenter.feed(Output("job", VECTOR, pack(vector)))
+            vectors = Vectors(index, 8, np.full(8, index, "<f4").tobytes())
+            answers += presenter.feed(Output("job", VECTORS, pack(vectors)))
         answers += presenter.feed(ENDED)
         assert [answer.index for answer in answers[:-1]] == [0, 1, 2]
-        assert answers[-1].usage.input_tokens == sum(map(len, prepared.work.inputs))
+        assert answers[-1].usage.input_tokens == len(prepared.work.ids)

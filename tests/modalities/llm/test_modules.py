@@ -17,6 +17,7 @@ from polymux.core.models import ModelFiles
 from polymux.core.tasks import Embed
 from polymux.core.testing import tokenizers
 from polymux.core.testing.tiny import build, tiny_bert
+from polymux.core.text.flat import flatten
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.llm.embedder import EmbedItem, TextEmbedder
 from polymux.modalities.llm.embedding import EmbedFront
@@ -66,7 +67,7 @@ def test_vectors_are_those_of_the_modules(tmp_path: Path, chosen: list[str], den
     site = Site(Device(), SiteSettings(cache_bytes=1 << 20, superpage=1 << 16))
     embedder = TextEmbedder.load(files, site, torch.float32)
     with torch.inference_mode():
-        vectors = embedder.forward([EmbedItem(TEXTS, None, True)], [])[0]
+        vectors = embedder.forward([EmbedItem(*flatten(TEXTS), None, True)], [])[0]
         for ids, vector in zip(TEXTS, vectors):
             hidden = build(tiny_bert)(input_ids=torch.tensor([ids])).last_hidden_state[0]
             expected = torch.cat([EXPECTED[name](hidden) for name in EXPECTED if name in chosen])
@@ -104,12 +105,12 @@ def test_a_prompt_comes_before_every_text() -> None:
     prompts = Prompts({"query": "the fox ", "passage": "the dog "}, "passage")
     front = EmbedFront(tokenizer, 64, tokenizer.size, 8, prompts)
 
-    def read(**options: Any) -> list[list[int]]:
-        return front.prepare("embed", Embed(inputs=["over"], **options)).work.inputs
+    def read(**options: Any) -> list[int]:
+        return front.prepare("embed", Embed(inputs=["over"], **options)).work.ids.tolist()
 
-    assert read() == [tokenizer.encode("the dog over")]
-    assert read(prompt="query") == [tokenizer.encode("the fox over")]
+    assert read() == tokenizer.encode("the dog over")
+    assert read(prompt="query") == tokenizer.encode("the fox over")
     with pytest.raises(InvalidRequest) as refusal:
         read(prompt="poem")
     assert refusal.value.param == "prompt_name"
-    assert front.prepare("embed", Embed(inputs=[[5, 6]])).work.inputs == [[5, 6]]
+    assert front.prepare("embed", Embed(inputs=[[5, 6]])).work.ids.tolist() == [5, 6]

@@ -98,5 +98,8 @@ def test_the_embedding_starters_tokens_are_those_of_transformers():
     front = EMBEDDING.front(files, {})
     longest = front.describe()["longest_input"]
     expected = theirs(texts, truncation=True, max_length=longest)["input_ids"]
-    assert front.prepare("embed", Embed(inputs=texts, truncate=True)).work.inputs == expected
+    work = front.prepare("embed", Embed(inputs=texts, truncate=True)).work
+    assert work.ids.tolist() == [id for ids in expected for id in ids] and work.lengths.tolist() == [
+        len(ids) for ids in expected
+    ]
     assert EMBEDDING.accepts(files) and not GENERATION.accepts(files)

@@ -14,11 +14,11 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import SiteSettings
 from polymux.core.models import ModelFiles, resolve
 from polymux.core.plugins import load_plugins
-from polymux.core.tasks import Complete, Embed, Sampling, Vector
+from polymux.core.tasks import Complete, Embed, Sampling
 from polymux.core.testing.drive import Driver
 from polymux.core.vocabulary import NamedModel
 from polymux.modalities.llm.plugin import TextEmbedding, TextGeneration
-from polymux.modalities.llm.work import VECTOR
+from polymux.modalities.llm.work import VECTORS, Vectors
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,8 @@ def test_a_thousand_texts_have_the_vectors_of_sentence_transformers() -> None:
     driver = Driver(Loop(site, {"m": pipeline.load(files, site, options)}))
     driver.submit("a", "m", "embed", work)  # type: ignore[arg-type]
     driver.finish()
-    told = {each.index: np.frombuffer(each.data, np.float32) for each in driver.outputs("a", VECTOR, Vector)}
+    vectors = [vector for part in driver.outputs("a", VECTORS, Vectors) for vector in part.split()]
+    told = {each.index: np.frombuffer(each.data, np.float32) for each in vectors}
     expected = library.SentenceTransformer(str(files.folder), device="cpu").encode(texts, normalize_embeddings=True)
     cosines = [float(told[index] @ expected[index]) for index in range(len(texts))]
     assert min(cosines) > 1 - 1e-4
