@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from polymux.core.compute.cpu.kernels import load_cpu_kernels
 
 if TYPE_CHECKING:
     from polymux.core.compute.adapters.layout import AdaptedLaunch
@@ -51,5 +54,17 @@ class AdaptedLinear(nn.Module):
             adapted = x[..., tokens.start : tokens.end, :]
             for first, place in self._pieces:
                 part = out[..., tokens.start : tokens.end, first : first + place.outputs]
-                part += linear(linear(adapted, place.down(tokens.weights)), place.up(tokens.weights))
+                _add(part, adapted, place.down(tokens.weights), place.up(tokens.weights))
         return out
+
+
+def _add(out: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+    """out += x @ down.T @ up.T; in float32 on a CPU a row's bits do not depend on its neighbours."""
+    kernels = load_cpu_kernels() if x.device.type == "cpu" and x.dtype == out.dtype == torch.float32 else None
+    if kernels is None:
+        out += linear(linear(x, down), up)
+    elif x.dim() > 2:
+        for into, rows in zip(out, x, strict=True):
+            _add(into, rows, down, up)
+    else:
+        kernels.add_low_rank(out, x.contiguous(), down, up)

@@ -1,4 +1,5 @@
-"""Attention for CPUs in float32: single queries read their blocks in place; everything else is the reference's."""
+"""Attention for CPUs in float32: queries read their blocks in place, and a query's bits depend on nothing but what it
+sees: not on neighbours, nor on how a prompt was cut."""
 
 from __future__ import annotations
 
@@ -31,13 +32,7 @@ class NativeAttention(SdpaAttention):
         return "its kernels cannot be built here" if load_cpu_kernels() is None else None
 
     def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
-        singles = batch.singles
-        tables, slots, lengths = batch.tables, batch.slots, batch.row_lengths
-        if batch.decoding:
-            return self.kernels.attend(query.contiguous(), cache, tables, slots, lengths, options)
-        out = torch.empty_like(query)
-        self._attend_chunks(query, cache, batch, options, out)
-        if singles:
-            single = query[:singles].contiguous()
-            out[:singles] = self.kernels.attend(single, cache, tables, slots[:singles], lengths[:singles], options)
-        return out
+        if self.name not in batch.memo:
+            batch.memo[self.name] = batch.positions + 1
+        lengths = batch.memo[self.name]
+        return self.kernels.attend(query.contiguous(), cache, batch.tables, batch.token_slots, lengths, options)

@@ -6,13 +6,16 @@ import ctypes
 import functools
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions, PagedBatch
-from polymux.core.compute.fast.structure import Norm
 from polymux.core.compute.native import KernelUnavailable, load_avx2_library
+
+if TYPE_CHECKING:
+    from polymux.core.compute.fast.structure import Norm
 
 log = logging.getLogger("polymux.compute")
 
@@ -25,6 +28,14 @@ _CACHE = (_POINTER, *[_SIZE] * 5)
 _SIGNATURES = {
     "polymux_add_norm": ((*[_POINTER] * 3, _FLOAT, _SIZE, _SIZE, _POINTER, _INT), None),
     "polymux_gate": ((_POINTER, _INT, _SIZE, _SIZE, _POINTER, _INT), None),
+    "polymux_add_low_rank": (
+        (
+            *(_POINTER, _SIZE, _SIZE),  # x, rows, inputs
+            *(_POINTER, _SIZE, _POINTER, _SIZE),  # down, rank, up, outputs
+            *(_POINTER, _SIZE, _INT),  # out, its step, threads
+        ),
+        _INT,
+    ),
     "polymux_rotate_write": (
         (
             *(_POINTER, _SIZE, _SIZE),  # merged, tokens, heads
@@ -57,6 +68,7 @@ class CpuKernels:
             function.argtypes, function.restype = arguments, result
         self._add_norm = library.polymux_add_norm
         self._gate = library.polymux_gate
+        self._add_low_rank = library.polymux_add_low_rank
         self._rotate_write = library.polymux_rotate_write
         self._attend = library.polymux_attend
 
@@ -82,6 +94,22 @@ class CpuKernels:
         out = gate_up.new_empty(rows, width)
         self._gate(gate_up.data_ptr(), GATES[kind], rows, width, out.data_ptr(), torch.get_num_threads())
         return out
+
+    def add_low_rank(self, out: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+        """out (T, o) += x (T, i) @ down.T @ up.T; `down` is (rank, i), `up` (o, rank), all but `out` contiguous."""
+        failed = self._add_low_rank(
+            x.data_ptr(),
+            *x.shape,
+            down.data_ptr(),
+            down.shape[0],
+            up.data_ptr(),
+            up.shape[0],
+            out.data_ptr(),
+            out.stride(0),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for an adapter's inner values")
 
     def rotate_write(
         self,
@@ -122,8 +150,9 @@ class CpuKernels:
     def attend(
         self, query: Tensor, cache: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """One query per row, (R, heads, dim), against the row's `lengths` tokens in one layer's `cache`: its blocks
-        stand in `tables` (slots, columns) at its slot. The query's place is the last one. All int64."""
+        """Each query, (T, heads, dim), against the first `lengths` (T,) tokens of its row in one layer's `cache`: the
+        row's blocks stand in `tables` (slots, columns) at its slot, `slots` (T,). The query's own place is the last
+        one. All int64."""
         rows, heads, _ = query.shape
         out = torch.empty_like(query)
         failed = self._attend(

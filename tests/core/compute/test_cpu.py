@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from polymux.core.compute.int8 import Int8Linear
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.testing.tiny import DECODERS, VOCABULARY, build
 
-HEADS = st.sampled_from([(1, 1), (4, 2), (9, 3), (8, 1)])
+HEADS = st.sampled_from([(1, 1), (4, 2), (9, 3), (5, 1), (8, 1)])
 DIMS = st.sampled_from([2, 8, 16, 64, 80])
 
 
@@ -87,7 +88,7 @@ def make_batch(lengths: list[int], block: int, counts: list[int] | None = None) 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 1, 3])), min_size=1, max_size=5),
+    rows=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 1, 3, 19])), min_size=1, max_size=5),
     heads=HEADS,
     dim=DIMS,
     block=st.sampled_from([1, 4, 16]),
@@ -106,7 +107,7 @@ def test_paged_attention_is_the_references(
     sinks: bool,
     seed: int,
 ) -> None:
-    """Single queries beside chunks, and no padding is ever read."""
+    """Single queries beside chunks; no padding is ever read, and each query's bits are those of the query alone."""
     load_kernels()
     torch.manual_seed(seed)
     rows = sorted(rows, key=lambda row: row[1])
@@ -115,9 +116,14 @@ def test_paged_attention_is_the_references(
     query = torch.randn(batch.starts[-1], heads[0], dim)
     sink = torch.randn(heads[0]) if sinks else None
     options = AttentionOptions(dim**-0.5, window=window, softcap=softcap, sinks=sink)
-    assert_close(
-        NativeAttention().paged(query, cache, batch, options), SdpaAttention().paged(query, cache, batch, options)
-    )
+    found = NativeAttention().paged(query, cache, batch, options)
+    assert_close(found, SdpaAttention().paged(query, cache, batch, options))
+    for token, place in enumerate(batch.positions):
+        own = slice(token, token + 1)
+        alone = load_kernels().attend(
+            query[own], cache, batch.tables, batch.token_slots[own], place.view(1) + 1, options
+        )
+        assert torch.equal(alone, found[own])
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -188,6 +194,38 @@ def test_a_decode_step_is_bitwise_the_same_alone_and_among_sixteen(family: str) 
             assert torch.equal(after[blocks], among[blocks])
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("family", sorted(DECODERS))
+def test_a_prompt_is_bitwise_the_same_however_it_is_cut(family: str) -> None:
+    """So neither a cached prefix, nor chunks, nor guesses ahead, nor starting over after preemption change a bit."""
+    load_kernels()
+    decoder = accelerate(TransformersDecoder(build(DECODERS[family])), Int8Linear)
+    assert isinstance(decoder, FastDecoder) and isinstance(decoder.operations, NativeOperations)
+    shape, ids = decoder.shape, torch.randint(0, VOCABULARY, (70,))
+    tables, outcomes = torch.randperm(5)[None], []
+    for counts in ([70], [1] * 70, [32, 38], [3, 9] * 5 + [10]):
+        cache = torch.zeros(5, shape.layers, 2, 16, shape.kv_heads, shape.head_dim)
+        logits, end = [], 0
+        for count in counts:
+            start, end = end, end + count
+            batch = replace(make_batch([end], 16, [count]), tables=tables)
+            logits.append(step(decoder, cache, batch, ids[start:end]))
+        outcomes.append(torch.cat(logits))
+    assert all(torch.equal(each, outcomes[0]) for each in outcomes)
+
+
+@pytest.mark.parametrize(("inputs", "rank", "outputs"), [(64, 4, 80), (77, 1, 3), (576, 16, 1536)])
+def test_what_an_adapter_adds_is_torchs_and_a_rows_own(inputs: int, rank: int, outputs: int) -> None:
+    x, down, up = torch.randn(33, inputs), torch.randn(rank, inputs), torch.randn(outputs, rank)
+    base = torch.randn(33, outputs + 7)
+    out = base.clone()
+    load_kernels().add_low_rank(out[:, 7:], x, down, up)
+    torch.testing.assert_close(out[:, 7:], base[:, 7:] + x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
+    assert torch.equal(out[:, :7], base[:, :7])
+    alone = base[5:6].clone()
+    load_kernels().add_low_rank(alone[:, 7:], x[5:6], down, up)
+    assert torch.equal(alone, out[5:6])
 
 
 def test_threads_change_nothing_where_they_share_the_work(operations: NativeOperations) -> None:
