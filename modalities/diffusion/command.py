@@ -31,7 +31,7 @@ def calibrate(
     named = next((each for each in plugins.named_models() if model in (each.name, *each.aliases)), None)
     files = resolve(model if named is None else named.reference, sources=plugins.model_sources(), report=tell)
     texts = work.PROMPTS if prompts is None else [line for line in prompts.read_text().splitlines() if line.strip()]
-    options = {"dtype": dtype, "compile": False}
+    options = {**({} if named is None else named.options), "dtype": dtype, "compile": False}
     site = Site(open_device(device))
     ratios = work.calibrate(files, site, options, texts, steps=steps, width=width, height=height)
     path = files.folder / CALIBRATION if out is None else out

@@ -15,7 +15,7 @@ from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Clip, Done, Film, Paint, Picture, Preview, Progress
 from polymux.core.vocabulary import Ended, Event, Output, Usage
 from polymux.modalities.diffusion.pictures import fit_picture, read_mask, read_picture
-from polymux.modalities.diffusion.recipes import Recipe, find_recipe, size_multiple
+from polymux.modalities.diffusion.recipes import Recipe, adjust_recipe, find_recipe, size_multiple
 from polymux.modalities.diffusion.spelling import Speller
 from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt, Source
 
@@ -54,13 +54,14 @@ class PaintFront(Front):
 
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any] | None = None) -> PaintFront:
-        """Raises `ModelError` when a part is missing."""
+        """Raises `ModelError` when a part is missing, `ConfigError` for an option that cannot be."""
         find = find_recipe(files)
         if find is None:
             raise ModelError(f"{files.reference} is of no kind that is painted with")
-        recipe = find(files)
+        options = options or {}
+        recipe = adjust_recipe(find(files), options)
         spellers = [Speller.load(files, reading.tokenizer, reading.length) for reading in recipe.readings]
-        return cls(recipe, spellers, size_multiple(files, recipe.kind), str((options or {}).get("quality", "")))
+        return cls(recipe, spellers, size_multiple(files, recipe.kind), str(options.get("quality", "")))
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         recipe = self.recipe
@@ -71,6 +72,9 @@ class PaintFront(Front):
         check_size(width, height, ask.n, self.multiple)
         if width * height * frames * ask.n > MOST_FILM_PIXELS:
             raise InvalidRequest(f"{frames} frames of {width}x{height} are too many pixels", param="seconds")
+        if recipe.most_pixels is not None and width * height * frames > recipe.most_pixels:
+            asked = f"{width}x{height}" if frames == 1 else f"{frames} frames of {width}x{height}"
+            raise InvalidRequest(f"{asked} have more than the {recipe.most_pixels} pixels of this model", param="size")
         steps = recipe.steps if ask.steps is None else ask.steps
         if not 1 <= steps <= MOST_STEPS:
             raise InvalidRequest(f"steps must be from 1 to {MOST_STEPS}", param="steps")
@@ -168,7 +172,7 @@ class PaintFront(Front):
     def describe(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "size_multiple": self.multiple,
-            "max_pixels": MOST_PIXELS,
+            "max_pixels": MOST_PIXELS if self.recipe.most_pixels is None else self.recipe.most_pixels,
             "default_steps": self.recipe.steps,
             "default_size": "x".join(map(str, self.recipe.size)),
         }
