@@ -171,7 +171,7 @@ class Easel:
         return torch.where(seen, kind, len(KINDS)), torch.where(seen, colour, len(COLOURS))
 
     def draw_films(self, index: Tensor, frames: int, generator: Generator) -> Tensor:
-        """(batch, frames, 3, side, side) of scenes of the family "film", each from one end of its motion to the other."""
+        """(batch, frames, 3, side, side) of scenes of the family "film", each a whole motion."""
         layout = self.lay(index, generator).repeat(frames)
         how = self.how[index].repeat_interleave(frames)[:, None]
         time = torch.linspace(0, 1, frames, device=self.device).repeat(len(index))[:, None]
