@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from polymux import hookimpl
 from polymux.core.vocabulary import NamedModel
 
@@ -48,7 +50,27 @@ SPEAK = NamedModel(
     default=True,
 )
 
+MODELS = Path(__file__).parent / "models"
+"""Folders of the models that this project trains itself (`train/`), by the name behind `starter/`."""
+
+TRAINED = {
+    "see": ("gpt-4-vision-preview",),
+    "look": (),
+    "paint": ("gpt-image-1", "gpt-image-1-mini", "dall-e-2", "dall-e-3"),
+    "film": ("sora-2", "sora-2-pro"),
+}
+"""Their aliases."""
+
+
+def find_trained() -> list[NamedModel]:
+    """Those whose weights are here."""
+    return [
+        NamedModel(name=f"starter/{name}", reference=str(MODELS / name), aliases=aliases, options=OPTIONS, default=True)
+        for name, aliases in TRAINED.items()
+        if (MODELS / name).is_dir()
+    ]
+
 
 @hookimpl
 def named_models() -> list[NamedModel]:
-    return [CHAT, EMBED, TRANSCRIBE, SPEAK]
+    return [CHAT, EMBED, TRANSCRIBE, SPEAK, *find_trained()]

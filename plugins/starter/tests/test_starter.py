@@ -6,7 +6,7 @@ import json
 
 import polymux_starter
 import pytest
-from polymux_starter import CHAT, EMBED, SPEAK, TRANSCRIBE
+from polymux_starter import CHAT, EMBED, MODELS, SPEAK, TRAINED, TRANSCRIBE
 
 from polymux.core.models import Catalogue, resolve
 from polymux.core.plugins import load_plugins
@@ -19,7 +19,18 @@ def test_served_when_nothing_is_asked_for():
         "starter/embed",
         "starter/transcribe",
         "starter/speak",
+        *(f"starter/{name}" for name in TRAINED if (MODELS / name).is_dir()),
     ]
+
+
+def test_a_trained_model_is_served_once_its_folder_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(polymux_starter, "MODELS", tmp_path)
+    assert polymux_starter.find_trained() == []
+    (tmp_path / "paint").mkdir()
+    (painting,) = polymux_starter.find_trained()
+    assert (painting.name, painting.default) == ("starter/paint", True)
+    assert "gpt-image-1" in painting.aliases
+    assert resolve(painting.reference).folder == tmp_path / "paint"
 
 
 @pytest.mark.parametrize(
