@@ -20,6 +20,8 @@ class Example:
     """Writes the model into an empty folder: config.json and safetensors, the same weights every time."""
     asks: Mapping[str, Sequence[msgspec.Struct]]
     """Task -> asks that are answered. Each task of the pipeline needs one; different lengths find more."""
+    messages: Mapping[str, Sequence[msgspec.Struct]] = field(default_factory=dict)
+    """Task -> what is posted to every job of it, for tasks that take what follows while they run."""
     refused: Mapping[str, Sequence[msgspec.Struct]] = field(default_factory=dict)
     """Task -> asks that a user could send and that are refused, each with its `param`."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -50,6 +50,7 @@ class Plugins:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hooks)
         self._answers: dict[str, list[tuple[Plugin, list[Any]]]] = {}
+        self._shown: dict[str, list[Example]] = {}
 
     def tasks(self) -> list[Task]:
         """Every task, the built-in ones first."""
@@ -87,9 +88,14 @@ class Plugins:
         """Every step cache that plugins bring beside core's own."""
         return self._collect("step_caches")
 
-    def examples(self) -> list[Example]:
-        """May import torch."""
-        return self._collect("examples")
+    def examples(self, name: str) -> list[Example]:
+        """Those of the plugin of that name; no other is asked for its own. May import torch."""
+        if name not in self._shown:
+            plugin = self.find(name)
+            values = self._call(plugin, "examples") if plugin in self._implementers("examples") else []
+            good = plugin.status == "enabled" and self._check(plugin, "examples", values)
+            self._shown[name] = list(values) if good else []
+        return self._shown[name]
 
     def checks(self) -> list[Path]:
         """Every file of checks."""
@@ -255,7 +261,7 @@ class Plugins:
 
     def _keys(self, hook: str) -> Iterator[tuple[str, str]]:
         key = read_kind(hook)[1]
-        for plugin, values in self._answers[hook]:
+        for plugin, values in self._answers.get(hook, ()):
             for value in values:
                 if key is not None:
                     yield getattr(value, key), plugin.name

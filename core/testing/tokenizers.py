@@ -27,6 +27,16 @@ def byte_level() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def letters(count: int = 80) -> tokenizers.Tokenizer:
+    """Byte-level BPE that knows `count` bytes, small letters first, and merges none: for models with few tokens."""
+    common = "Ġabcdefghijklmnopqrstuvwxyz"
+    alphabet = [*common, *sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(common))]
+    tokenizer = tokenizers.Tokenizer(models.BPE({each: id for id, each in enumerate(alphabet[:count])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def sentencepiece() -> tokenizers.Tokenizer:
     """BPE with byte fallback and a space that decoding drops from the start, as in Llama 2 and Mistral."""
     pieces = ["<unk>", *MARKS, *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]

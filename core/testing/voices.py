@@ -45,10 +45,10 @@ def tiny_codec_config() -> dict[str, object]:
     }
 
 
-def tiny_csm() -> torch.nn.Module:
+def tiny_csm(context: int = 256) -> torch.nn.Module:
     """CSM: frames of `CODEBOOKS` codes from a backbone and a depth decoder, and the tiny Mimi."""
     shared = {"vocab_size": CODES + 3, "num_codebooks": CODEBOOKS}
-    layers = {**_LAYERS, **shared, "num_hidden_layers": 3, "max_position_embeddings": 256}
+    layers = {**_LAYERS, **shared, "num_hidden_layers": 3, "max_position_embeddings": context}
     depth = {**_LAYERS, **shared, "backbone_hidden_size": 32, "max_position_embeddings": 33}
     config = CsmConfig(
         **layers,
@@ -72,7 +72,7 @@ def tiny_csm() -> torch.nn.Module:
 
 def tiny_dac() -> torch.nn.Module:
     """DAC: 8 samples a frame of three codes, convolutions that look both ways."""
-    return DacModel(
+    model = DacModel(
         DacConfig(
             encoder_hidden_size=4,
             hidden_size=8,
@@ -85,6 +85,10 @@ def tiny_dac() -> torch.nn.Module:
             sampling_rate=800,
         )
     )
+    with torch.no_grad():
+        for quantizer in model.quantizer.quantizers:
+            quantizer.codebook.weight *= 300  # so that every frame is heard
+    return model
 
 
 def tiny_vits(speakers: int = 1, *, stochastic: bool = True) -> torch.nn.Module:

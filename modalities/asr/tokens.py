@@ -63,6 +63,9 @@ class SpeechTokens:
             raise ModelError(f"{files.reference}: the tokenizer has no <|{names[0]}|>, so this is no Whisper model")
 
         published = {**files.config(), **files.json("generation_config.json")}
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            if max(published.get(name) or (0,)) >= max(tokenizer.size, published.get("vocab_size", 0)):
+                raise ModelError(f"{files.reference}: {name} names tokens that the model has not")
         return cls(
             end=find("endoftext"),
             start=find("startoftranscript"),

@@ -39,10 +39,14 @@ class Parts:
         return isinstance(named, list) and None not in named
 
     def load(self, name: str, dtype: torch.dtype | None = None) -> Any:
-        """Raises `ModelError` when the index names no such part, or one of another library."""
+        """Raises `ModelError` when the index names no such part, one of another library, or one without its files."""
         kind = self._find(name)
         place = {"torch_dtype": dtype or self._dtype, "use_safetensors": True}
-        return kind.from_pretrained(self.files.path(name), **place).to(self._device).eval().requires_grad_(False)
+        try:
+            part = kind.from_pretrained(self.files.path(name), **place)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{self.files.reference}: its {name} cannot be loaded: {error}") from error
+        return part.to(self._device).eval().requires_grad_(False)
 
     def scheduler(self) -> Any:
         scheduler = self._find("scheduler").from_pretrained(self.files.path("scheduler"))

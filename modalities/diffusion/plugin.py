@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.core.plugins import Example
 from polymux.modalities.diffusion.recipes import find_recipe
 
 if TYPE_CHECKING:
@@ -56,3 +57,10 @@ def commands(app: Any) -> None:
     from polymux.modalities.diffusion.command import calibrate
 
     app.command("calibrate")(calibrate)
+
+
+@hookimpl
+def examples() -> list[Example]:
+    from polymux.modalities.diffusion.examples import make_examples
+
+    return make_examples()

@@ -38,11 +38,11 @@ KNEE = 8192
 
 
 class PaintProgram(Program):
-    """Serves the tasks `image` and `video`. All pictures of a request share its texts, and pass through the stages
+    """Serves the task `image`, or `video`. All pictures of a request share its texts, and pass through the stages
     together."""
 
-    def __init__(self, family: Family, presets: Presets, site: Site) -> None:
-        self.work = {"image": PaintWork, "video": PaintWork}
+    def __init__(self, task: str, family: Family, presets: Presets, site: Site) -> None:
+        self.work = {task: PaintWork}
         self.family = family
         self.presets = presets
         sketch = LatentSketch(family.decoder, family.channels)
@@ -144,4 +144,5 @@ def load_painter(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> P
     recipe = find(files)
     family = load_family(recipe.kind, Parts(files, read_dtype(options), site.device.torch))
     tune(family.denoiser, site.device.torch, options)
-    return PaintProgram(family, Presets.load(files, options, family.denoiser, site.step_rule(options)), site)
+    task = "image" if recipe.frames is None else "video"
+    return PaintProgram(task, family, Presets.load(files, options, family.denoiser, site.step_rule(options)), site)

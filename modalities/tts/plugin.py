@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polymux.core.errors import ModelError
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.core.plugins import Example
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -105,3 +106,10 @@ class FlatSpeech(Pipeline):
 @hookimpl
 def pipelines() -> list[Pipeline]:
     return [VitsSpeech(), CsmSpeech(), FlatSpeech()]
+
+
+@hookimpl
+def examples() -> list[Example]:
+    from polymux.modalities.tts.examples import make_examples
+
+    return make_examples()

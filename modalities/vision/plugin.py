@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
+from polymux.core.plugins import Example
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -61,3 +62,10 @@ class ImageEmbedding(Pipeline):
 @hookimpl
 def pipelines() -> list[Pipeline]:
     return [VisionLanguage(), ImageEmbedding()]
+
+
+@hookimpl
+def examples() -> list[Example]:
+    from polymux.modalities.vision.examples import make_examples
+
+    return make_examples()

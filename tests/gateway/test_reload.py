@@ -31,7 +31,7 @@ async def test_a_change_is_swapped_under_load(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     plugins = load_plugins([project], disable=["starter"])
-    (example,) = next(values for plugin, values in plugins.answers("examples") if plugin.name == "rater")
+    (example,) = plugins.examples("rater")
     example.make(model)
     from polymux.core.vocabulary import NamedModel
 

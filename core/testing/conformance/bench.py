@@ -36,6 +36,7 @@ class Bench:
         self.folder = folder
         self.files = ModelFiles(f"the example of {example.pipeline}", folder)
         self._front: Front | None = None
+        self._alone: dict[tuple[str, int], list[msgspec.Struct]] = {}
 
     @property
     def pipeline(self) -> Pipeline:
@@ -71,7 +72,7 @@ class Bench:
         prepared = self.prepare(question)
         if prepared.work is not None:
             driver.submit(job, MODEL, question[0], prepared.work)
-            for message in prepared.messages:
+            for message in (*prepared.messages, *self.example.messages.get(question[0], ())):
                 driver.post(job, message)
         return prepared
 
@@ -81,6 +82,13 @@ class Bench:
             return list(prepared.answers)
         presenter = self.front.present(*question, prepared)
         return [answer for event in events for answer in presenter.feed(event)]
+
+    def alone(self, question: Question) -> list[msgspec.Struct]:
+        """The answers to one of `questions`, asked by itself of a model just loaded; asked once, and remembered."""
+        task, ask = question
+        if (task, id(ask)) not in self._alone:
+            (self._alone[task, id(ask)],) = self.answer([question])
+        return self._alone[task, id(ask)]
 
     def answer(self, questions: Sequence[Question], device: type[Device] = Device) -> list[list[msgspec.Struct]]:
         """The answers of all questions, asked at once. Raises what a job failed with."""

@@ -39,7 +39,7 @@ def test_every_pipeline_has_an_example(record: Plugin, plugins: Plugins) -> None
     names = {
         name for plugin, found in plugins.answers("pipelines") if plugin is record for name in (p.name for p in found)
     }
-    shown = {each.pipeline for plugin, found in plugins.answers("examples") if plugin is record for each in found}
+    shown = {each.pipeline for each in plugins.examples(record.name)}
     assert names <= shown, f"add examples for {sorted(names - shown)} through the hook `examples`"
 
 
@@ -59,7 +59,7 @@ def test_every_task_it_names_is_answered_as_declared(bench: Bench) -> None:
         streamed = 0
         for ask in bench.example.asks[name]:
             assert isinstance(ask, known[name].ask), f"{name} is asked with {known[name].ask.__name__}"
-            (answers,) = bench.answer([(name, ask)])
+            answers = bench.alone((name, ask))
             assert isinstance(answers[-1], Done) and not any(isinstance(each, Done) for each in answers[:-1])
             assert len(answers) > 1, f"{name} answered nothing"
             for answer in answers:
@@ -85,15 +85,15 @@ def test_a_batch_answers_as_one_alone(bench: Bench) -> None:
     questions = bench.questions * 2
     together = bench.answer(questions, LaggedCpu)
     for question, mine in zip(questions, together, strict=True):
-        (alone,) = bench.answer([question])
-        difference = bench.differ(alone, mine)
+        difference = bench.differ(bench.alone(question), mine)
         assert difference is None, f"{question[0]} alone and in a batch of {len(questions)}: {difference}"
 
 
 def test_the_same_ask_twice_is_the_same(bench: Bench) -> None:
     for question in bench.questions:
-        (first,), (second,) = bench.answer([question]), bench.answer([question])
-        assert bench.differ(first, second) is None, f"{question[0]}: {bench.differ(first, second)}"
+        (again,) = bench.answer([question])
+        difference = bench.differ(bench.alone(question), again)
+        assert difference is None, f"{question[0]}: {difference}"
 
 
 def test_a_seed_decides(bench: Bench) -> None:
@@ -136,19 +136,18 @@ def test_a_bad_item_fails_alone(bench: Bench) -> None:
     for number, (question, each) in enumerate(zip(questions, prepared, strict=True)):
         assert driver.error(f"bad {number}") is not None, f"{question[0]} answered garbage"
         assert driver.error(str(number)) is None, f"{question[0]} failed beside garbage: {driver.error(str(number))}"
-        (alone,) = bench.answer([question])
-        difference = bench.differ(alone, bench.present(question, each, driver.reports[str(number)]))
+        difference = bench.differ(bench.alone(question), bench.present(question, each, driver.reports[str(number)]))
         assert difference is None, f"{question[0]} beside garbage: {difference}"
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_a_cancel_frees_everything_at_once(bench: Bench, steps: int) -> None:
-    for question in bench.engine_questions:
-        driver = bench.open(LaggedCpu)
-        bench.submit(driver, "left", question)
+    driver = bench.open(LaggedCpu)
+    for number, question in enumerate(bench.engine_questions):
+        bench.submit(driver, f"left {number}", question)
         driver.run(steps) if steps else None
         began = time.process_time()
-        driver.cancel("left")
+        driver.cancel(f"left {number}")
         driver.finish()
         took = time.process_time() - began
         assert took < CANCEL_SECONDS, f"{question[0]}: {took:.1f} s after the cancel after {steps} steps"

@@ -86,9 +86,7 @@ def benches(
 
 
 def own_examples(config: pytest.Config) -> list[Example]:
-    plugins = config.stash[PLUGINS]
-    name = config.getoption("--polymux-plugin")
-    return [each for plugin, values in plugins.answers("examples") if plugin.name == name for each in values]
+    return config.stash[PLUGINS].examples(config.getoption("--polymux-plugin"))
 
 
 ENGINE_HOOKS = ("pipelines", "attention_backends", "quantizers", "step_caches")

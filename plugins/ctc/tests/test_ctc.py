@@ -27,7 +27,7 @@ SPELLING = Spelling(dict(enumerate(PIECES)), 0, "|")
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     plugins = load_plugins()
-    (example,) = next(values for plugin, values in plugins.answers("examples") if plugin.name == "ctc")
+    (example,) = plugins.examples("ctc")
     folder = tmp_path_factory.mktemp("model")
     write_model(folder)
     return Bench(plugins, example, folder)

@@ -16,7 +16,7 @@ from polymux.core.testing.conformance.bench import Bench
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     plugins = load_plugins()
-    (example,) = next(values for plugin, values in plugins.answers("examples") if plugin.name == "example")
+    (example,) = plugins.examples("example")
     example.make(tmp_path)
     return Bench(plugins, example, tmp_path)
 
