@@ -29,6 +29,7 @@ SHOWN = (
     "speech",
     "denoise",
     "diffusion_arrivals",
+    "starters",
 )
 """Benchmarks whose figures the README shows, but for their memory; the others are for engineers."""
 

@@ -77,8 +77,9 @@ def find_neighbours(scenes: list[Scene], seed: int) -> Tensor:
 def agree(pictures: Tensor, texts: Tensor, same: Tensor, steepness: Tensor) -> Tensor:
     """The loss of vectors (batch, dim): each picture is to choose its caption, and each caption its picture, among all;
     `same` (batch, batch) says which show one scene."""
-    angles = normalize(pictures.float(), dim=-1) @ normalize(texts.float(), dim=-1).T
-    scores = angles * steepness.exp().clamp(max=STEEPEST)
+    with torch.autocast(pictures.device.type, enabled=False):  # what is steep must not be rounded
+        angles = normalize(pictures.float(), dim=-1) @ normalize(texts.float(), dim=-1).T
+        scores = angles * steepness.exp().clamp(max=STEEPEST)
     wanted = same / same.sum(1, keepdim=True)
     return -0.5 * sum((log_softmax(each, 1) * wanted).sum(1).mean() for each in (scores, scores.T))
 

@@ -65,7 +65,9 @@ Lose = Callable[[Generator], tuple[Tensor, dict[str, Tensor]]]
 
 
 def train(model: nn.Module, lose: Lose, wanted: Wanted) -> bool:
-    """Whether all steps were taken within the time. Appends to `log.jsonl`."""
+    """Whether all steps were taken within the time. Writes `log.jsonl`."""
+    log = wanted.out / "log.jsonl"
+    before = begin_log(log, wanted.resume)
     begun = time.monotonic()
     names, parameters = zip(
         *((name, each) for name, each in model.named_parameters() if each.requires_grad), strict=True
@@ -94,12 +96,19 @@ def train(model: nn.Module, lose: Lose, wanted: Wanted) -> bool:
         optimizer.step()
         if step % TOLD_EVERY == 0 or step == wanted.steps - 1:
             told = {name: round(float(each.detach()), 4) for name, each in {"loss": loss, **notes}.items()}
-            line = json.dumps({"step": step, "seconds": round(time.monotonic() - begun, 1), **told})
+            line = json.dumps({"step": step, "seconds": round(before + time.monotonic() - begun, 1), **told})
             print(line, flush=True)
-            with (wanted.out / "log.jsonl").open("a") as log:
-                log.write(f"{line}\n")
+            with log.open("a") as file:
+                file.write(f"{line}\n")
     model.eval()
     return True
+
+
+def begin_log(log: Path, resume: Path | None) -> float:
+    """Starts a log, with what the run that goes on had told; the seconds that took."""
+    told = (resume / log.name).read_text() if resume else ""
+    log.write_text(told)
+    return float(json.loads(told.splitlines()[-1])["seconds"]) if told else 0.0
 
 
 def schedule(part: float) -> float:
