@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledger import record
+from serving import Server, post, serve
 
 PEER = "vLLM 0.26.0 server, same kind of card"
 LOADS = {  # (arrivals a second, mean prompt): the peer's p99 of first token and between tokens, ms
@@ -53,14 +48,7 @@ async def complete(port: int, prompt: list[int], tokens: int) -> Stream:
     ).encode()
     stream = Stream(tokens)
     begin = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        b"content-length: %d\r\n\r\n" % len(body) + body
-    )
-    head = await reader.readuntil(b"\r\n\r\n")
-    if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise RuntimeError((head + await reader.read(500)).decode())
+    reader, writer = await post(port, "/v1/completions", body)
     async for line in reader:
         if line.startswith(b"data: {"):
             if b'"text":""' not in line and b'"choices":[]' not in line:
@@ -89,59 +77,21 @@ def percentile(values: list[float], share: float) -> float:
     return 1000 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-@contextlib.contextmanager
-def serve(folder: Path, args: argparse.Namespace) -> Iterator[int]:
-    """The port of a server over the folder; prints the stages of its start."""
-    config = folder.parent / "polymux.toml"
-    config.write_text(
-        f'[models.m]\nreference = "{folder}"\n[engine]\ndevice = "{args.device}"\ndtype = "bfloat16"\n'
-        "[gateway]\nport = 18123\n"
+def report_start(server: Server, args: argparse.Namespace) -> None:
+    """The stages of the start, and the first token."""
+    asyncio.run(complete(server.port, [400] * 64, 1))
+    first = time.perf_counter() - server.began
+    print(
+        f"listening {server.listening:.1f} s, ready {server.ready:.1f} s, first token {first:.1f} s; {server.facts}",
+        flush=True,
     )
-    begin = time.perf_counter()
-    with (folder.parent / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polymux", "serve", "--quiet", "--config", str(config)], stdout=log, stderr=log
-        )
-    try:
-        listening = None
-        while True:
-            if process.poll() is not None:
-                raise RuntimeError((folder.parent / "server.log").read_text()[-3000:])
-            try:
-                with urllib.request.urlopen("http://127.0.0.1:18123/readyz", timeout=5):
-                    break
-            except urllib.error.HTTPError:
-                listening = listening or time.perf_counter() - begin
-            except OSError:
-                pass
-            time.sleep(0.05)
-        ready = time.perf_counter() - begin
-        asyncio.run(complete(18123, [400] * 64, 1))
-        first = time.perf_counter() - begin
-        with urllib.request.urlopen("http://127.0.0.1:18123/v1/models") as answer:
-            facts = json.load(answer)["data"][0]
-        print(
-            f"listening {listening or ready:.1f} s, ready {ready:.1f} s, first token {first:.1f} s; {facts}", flush=True
-        )
-        if args.out:
-            for stage, seconds in (
-                ("gateway listening", listening or ready),
-                ("engine ready", ready),
-                ("first token", first),
-            ):
-                record(
-                    "online",
-                    f"{args.model} shape, start to {stage}",
-                    seconds,
-                    "s",
-                    results=args.out,
-                    hardware=args.hardware,
-                )
-        yield 18123
-    finally:
-        process.terminate()
-        process.wait(20)
-        print((folder.parent / "server.log").read_text()[-args.log :], flush=True)
+    if args.out:
+        stages = {"gateway listening": server.listening, "engine ready": server.ready, "first token": first}
+        named = {f"start to {stage}": seconds for stage, seconds in stages.items()}
+        named |= {f"of its start, {name}": seconds for name, seconds in server.facts.get("start_seconds", {}).items()}
+        for name, seconds in named.items():
+            what = f"{args.model} shape, {name}"
+            record("online", what, seconds, "s", results=args.out, hardware=args.hardware)
 
 
 def main() -> None:
@@ -161,7 +111,9 @@ def main() -> None:
         write_shape(json.loads(args.shapes.read_text())[args.model], folder, args.device)
         args.hardware = release()
         print(f"wrote the weights in {time.perf_counter() - begin:.1f} s", flush=True)
-        with serve(folder, args) as port:
+        with serve(folder, args.device, shown=args.log) as server:
+            report_start(server, args)
+            port = server.port
             warm, _ = asyncio.run(load(port, 8, 512, 64))
             del warm
             for (rate, prompt), (peer_first, peer_between) in LOADS.items():

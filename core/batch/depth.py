@@ -61,14 +61,10 @@ class Depths:
         self._temperatures = torch.zeros(len(last), dtype=torch.float32, device=device)
         self._seeds = torch.zeros(len(last), dtype=torch.int64, device=device)
         self._device = site.device
-        self._graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | None = None
+        """The loop over a unit's ids, where it is recorded."""
         if device.type == "cuda":
-            self._graphs = DecodeGraphs(self._step, len(last) - 1, len(last) - 1, device)
-
-    def warm(self, rows: int) -> None:
-        """Record the loop for up to so many rows, where it is recorded at all."""
-        if self._graphs is not None:
-            self._graphs.record(rows)
+            self.graphs = DecodeGraphs(self._step, len(last) - 1, len(last) - 1, device)
 
     def admit(self, row: TokenRow) -> None:
         self._temperatures[row.slot].fill_(row.request.sampling.temperature)
@@ -84,8 +80,8 @@ class Depths:
         """Complete the units whose tokens were just drawn: their further ids, (S, ids), valid until the next call."""
         slots = [token_row(grant.row).slot for grant in finals]
         positions = [grant.start + grant.count for grant in finals]
-        if self._graphs is not None:
-            return self._graphs.run(slots, positions, 0)[0]
+        if self.graphs is not None:
+            return self.graphs.run(slots, positions, 0)[0]
         sent = self._device.upload({"slots": slots, "positions": positions})
         return self._step(sent["slots"], sent["positions"], None, ())[0]
 

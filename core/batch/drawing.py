@@ -16,6 +16,7 @@ from polymux.core.compute.masks import MaskUse
 from polymux.core.compute.rules import LogitRule, RuleStates, RuleUse
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
+from polymux.core.tasks import Sampling
 from polymux.core.text.guide import Guide, MaskWriter
 
 
@@ -70,6 +71,13 @@ class Drawer:
         results = self.decide(drawing)
         last[drawing.slots] = results["tokens"]
         return self._device.copy_to_host({**results, **drawing.scores, **self.deepen(drawing.finals)})
+
+    def rehearse(self, logits: Tensor, slots: Tensor) -> None:
+        """Draw for nobody: what draws need is compiled and loaded."""
+        if self.slots is not None:
+            self.slots.draw(logits, slots, slots)
+        sampling = Sampling(temperature=1.0, top_k=8, top_p=0.9, min_p=0.01)
+        sample(logits[:1].float(), SampleBatch([sampling], [0], [0], [None], logprobs=1))
 
     def deepen(self, finals: list[Grant]) -> dict[str, Tensor]:
         """With a depth model: complete the units of the tokens that were just drawn."""

@@ -17,6 +17,13 @@ from polymux.core.batch.row import Row, RowState
 from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 
+SHORTEST, LONGEST = 0.4, 1.5
+"""Of a slice of time: how short and how long a launch with long work may be while streams run."""
+
+SHARE = 0.22
+"""Of all long work that waits: what a launch takes of it, within those bounds. With little waiting, streams hardly
+notice; with much, prompts must not wait for what every launch costs anyhow. Chosen in `benchmarks/scheduling.py`."""
+
 
 def _rank(row: Row) -> tuple[int, bool, int]:
     return row.rank
@@ -103,9 +110,13 @@ class Lane:
         self.virtual_ms += ms
         self.cost.learn(sum(grant.count for grant in plan.grants if grant.count >= self.stage.least_units), ms)
 
-    def _budget(self, slice_ms: float) -> int:
-        """Units of long work that a slice of time has room for."""
-        return int(max(self.stage.least_units, min(self.stage.max_units, self.cost.units_within(slice_ms))))
+    def _budget(self, ms: float) -> int:
+        """Units of long work that a launch of so many milliseconds has room for."""
+        return int(max(self.stage.least_units, min(self.stage.max_units, self.cost.units_within(ms))))
+
+    def _patience(self, slice_ms: float, long: int) -> float:
+        """Milliseconds that a launch may keep streams waiting while `long` units of long work wait for it."""
+        return min(max(SHORTEST * slice_ms, self.cost.milliseconds(int(SHARE * long))), LONGEST * slice_ms)
 
     def _run(self, slice_ms: float, crowded: bool, grants: list[Grant]) -> tuple[bool, int]:
         """Grants for running rows: whether a row was left out because it cannot share the launch, and the units that
@@ -113,11 +124,14 @@ class Lane:
         least = self.stage.least_units
         wants = [(row, self.stage.want(row)) for row in self.running]
         short = [wanted for _, wanted in wants if 0 < wanted < least]
-        others = len(self.waiting) + sum(wanted >= least for _, wanted in wants)
+        long = [wanted for _, wanted in wants if wanted >= least]
         budget = self.stage.max_units
         room = budget - sum(short)
-        if crowded or len(short) >= others:
+        if crowded:
             room = min(room, self._budget(slice_ms))
+        elif len(short) >= len(long) + len(self.waiting):
+            waiting = sum(long) + sum(self.stage.want(row) for row in self.waiting)
+            room = min(room, self._budget(self._patience(slice_ms, waiting)))
         skipped = False
         for row, wanted in wants:
             units = self.stage.cut(row, wanted, budget if wanted < least else room)

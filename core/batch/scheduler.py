@@ -62,6 +62,10 @@ class Scheduler:
         lane.residency.grow(row, lane.stage.reach(row, 1))  # at once, or the victim could take it back
         return None
 
+    def tend(self) -> bool:
+        """Nothing runs: some stage makes its later launches faster. True while there is more to do."""
+        return any(lane.stage.tend() for lane in self.lanes.values())
+
     def stats(self) -> dict[str, float]:
         lanes = self.lanes.values()
         return {

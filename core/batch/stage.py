@@ -70,6 +70,10 @@ class Stage(ABC):
     def warm(self) -> None:
         """Do now what would make the first launches slow: compile kernels, record graphs."""
 
+    def tend(self) -> bool:
+        """Nothing runs: do a little of what will make later launches faster. True while there is more."""
+        return False
+
     @abstractmethod
     def want(self, row: Row) -> int:
         """Units the row could run now; 0 while it waits for results or input."""

@@ -13,18 +13,19 @@ from polymux.core.batch.decoder import TokenBatch, TokenModel, TokenShape
 from polymux.core.batch.drawing import Drawer, Drawing
 from polymux.core.batch.packing import Packer, continues
 from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.results import collect_tokens
 from polymux.core.batch.row import Row
-from polymux.core.batch.scoring import sample_scored, score, take_scores
-from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.batch.scoring import sample_scored, score
+from polymux.core.batch.sequence import token_row
 from polymux.core.batch.speculation import Drafter, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.batch.warming import list_mixed, list_sharing
 from polymux.core.cache.blocks import CacheSpec, join_specs, paged_kv
-from polymux.core.compute.device import HostCopy
 from polymux.core.compute.graphs import DecodeGraphs
 from polymux.core.compute.rules import LogitRule
 from polymux.core.engine.site import Site
-from polymux.core.errors import InternalError, PolymuxError
-from polymux.core.vocabulary import BranchEnded, Tokens
+from polymux.core.errors import InternalError
+from polymux.core.stopwatch import part
 
 __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
 
@@ -33,15 +34,6 @@ UNKNOWN = 0
 
 PROMPT_CHUNK = 64
 """Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
-
-
-NOT_FINITE = "the model's output was not finite for this request"
-
-WARM_COUNTS = ([1], [7], [1] * 20, [1, 1, 32], [1, 200, 600])
-"""Tokens of the rows in launches that compile what mixed launches need: short and long chunks, single tokens, both."""
-
-WARM_ROWS = 64
-"""Decode steps of up to so many rows are recorded before the first request; larger ones when they are needed."""
 
 
 class TokenStage(Stage):
@@ -88,14 +80,30 @@ class TokenStage(Stage):
         return self._packer.capacity
 
     def warm(self) -> None:
-        if self._graphs is None:
-            return
+        if self._graphs is not None:
+            with part("compile"):
+                self.rehearse()
+            with part("record"), torch.inference_mode():
+                for graphs in self._all_graphs():
+                    graphs.record_few()
+
+    def rehearse(self) -> None:
+        """One launch of every kind, on padding: it computes, but writes and means nothing."""
         with torch.inference_mode():
-            for counts in WARM_COUNTS:
-                self.model.forward(self._packer.pack_idle(counts))
-            self._graphs.record(WARM_ROWS)
-            if self._packer.depths is not None:
-                self._packer.depths.warm(WARM_ROWS)
+            for counts in list_mixed(self.max_units):
+                batch = self._packer.pack_idle(counts)
+                self._drawer.rehearse(self.model.forward(batch), batch.context.batch.slots[batch.finals])
+            for rows in list_sharing(self.max_rows):
+                slots = self._packer.last.new_full((rows,), self.max_rows)
+                self._step(slots, torch.full_like(slots, -1), torch.zeros_like(slots[:1]), ())
+
+    def tend(self) -> bool:
+        with torch.inference_mode():
+            return any(graphs.record_more() for graphs in self._all_graphs())
+
+    def _all_graphs(self) -> list[DecodeGraphs]:
+        depths = self._packer.depths
+        return [graphs for graphs in (self._graphs, depths.graphs if depths is not None else None) if graphs]
 
     # ---- what rows want ----
 
@@ -217,90 +225,5 @@ class TokenStage(Stage):
         self._packer.last[slots] = drawn[0]
         return logits, *drawn
 
-    # ---- collect ----
-
     def collect(self, ticket: Ticket) -> Outcomes:
-        outcomes = Outcomes()
-        for grant in ticket.plan.grants:
-            grant.row.done = max(grant.row.done, grant.start + grant.count - len(grant.guesses))
-        if ticket.results is None:
-            return outcomes
-        copy: HostCopy = ticket.results
-        results = {name: tensor.tolist() for name, tensor in copy.read().items()}
-        if "scores" in results:
-            take_scores(ticket.plan, results)
-        finals = [grant for grant in ticket.plan.grants if grant.final]
-        guessed = len(finals)
-        for place, grant in enumerate(finals):
-            row = token_row(grant.row)
-            row.pending -= 1
-            places = [*range(guessed, guessed + len(grant.guesses)), place]
-            guessed += len(grant.guesses)
-            if row.reason is None and not row.ended.done and not row.job.over:
-                self._take_guessed(row, grant, places, results, outcomes)
-            elif not results["finite"][place]:  # nobody waits for the row, but its blocks must not be reused
-                outcomes.failed.append((row, InternalError(NOT_FINITE)))
-        return outcomes
-
-    def _take_guessed(
-        self, row: TokenRow, grant: Grant, places: list[int], results: dict[str, list], outcomes: Outcomes
-    ) -> None:
-        """The draws up to the first that its guess did not foresee; what was computed after that is void."""
-        taken = 0
-        for place, guess in zip(places, [*grant.guesses, None]):
-            self._take(row, place, results, outcomes)
-            if row.reason is not None or row.tokens[-1] != guess:
-                break
-            taken += 1
-        if row.foresight is not None and grant.guesses:
-            row.foresight.learn(len(grant.guesses), taken)
-            row.scheduled -= len(grant.guesses) - taken
-            row.done += taken
-
-    def _take(self, row: TokenRow, place: int, results: dict[str, list], outcomes: Outcomes) -> None:
-        """The host learns the row's newest token."""
-        if not results["finite"][place]:
-            row.reason = "error"
-            outcomes.failed.append((row, InternalError(NOT_FINITE)))
-            return
-        request = row.request
-        token = results["tokens"][place]
-        if request.guide is not None:
-            try:
-                request.guide.take(token)
-            except PolymuxError as error:
-                row.reason = "error"
-                outcomes.failed.append((row, error))
-                return
-        if request.watched and not row.watched:
-            row.watched = results["watched"][place][: len(request.watched)]
-        row.tokens.append(token)
-        ended = token in request.stop_ids
-        if self.model.depth is not None:
-            row.further.append(results["further"][place])
-            ended = self.model.depth.ends(token, row.further[-1])
-        row.started.set()
-        if request.logprobs is not None:
-            row.logprobs.append(results["logprobs"][place])
-        if ended or (request.guide is not None and request.guide.finished):
-            row.reason = "stop"
-        elif len(row.tokens) - row.prompt_length >= request.max_tokens:
-            row.reason = "length"
-        if request.publish:
-            outcomes.reports.append(self._report(row, token, place, results))
-            if row.reason is not None:
-                outcomes.reports.append(BranchEnded(row.job.id, row.branch, row.reason))
-        if row.reason is not None:
-            outcomes.ended.append(row)
-        row.note_progress()
-
-    @staticmethod
-    def _report(row: TokenRow, token: int, place: int, results: dict[str, list]) -> Tokens:
-        wanted = row.request.logprobs
-        if wanted is None:
-            return Tokens(row.job.id, row.branch, [token])
-        top = None
-        if wanted:
-            ids, values = results["top_tokens"][place], results["top_logprobs"][place]
-            top = [list(zip(ids[:wanted], values[:wanted]))]
-        return Tokens(row.job.id, row.branch, [token], [results["logprobs"][place]], top)
+        return collect_tokens(ticket, self.model.depth)

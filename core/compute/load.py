@@ -16,6 +16,7 @@ from polymux.core.compute.fast import accelerate
 from polymux.core.compute.fast.body import accelerate_body
 from polymux.core.compute.quantization import Quantizer, find_quantization, quantize_model
 from polymux.core.errors import ConfigError, ModelError
+from polymux.core.stopwatch import part
 
 TIERS = ("fast", "reference")
 
@@ -44,13 +45,16 @@ def load_decoder(
     config = AutoConfig.from_pretrained(folder)
     read_shape(config, dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+        with part("weights"):
+            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a language model from {folder}: {error}") from error
-    reference = TransformersDecoder(model.to(device))
+    with part("to device"):
+        reference = TransformersDecoder(model.to(device))
     served = AdapterSet(reference.model, adapters, dtype) if adapters else None
     if tier != "reference":
-        return accelerate(reference, make, positions, served)
+        with part("rebuild and proof"):
+            return accelerate(reference, make, positions, served)
     if served is not None:
         reference.adapt(served)
     return reference

@@ -17,6 +17,7 @@ from polymux.core.errors import ConfigError, ModelError, PolymuxError
 from polymux.core.models import ModelFiles
 from polymux.core.pipeline import Program
 from polymux.core.plugins import Plugins, load_plugins
+from polymux.core.stopwatch import part, since_begin, stopwatch
 
 STATED = ("quantization", "deterministic")
 """Options of a model that its facts repeat: what a user gets is said where the model is listed."""
@@ -29,8 +30,10 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
 
     Raises `ModelError`, naming the model, or `ConfigError`.
     """
+    imported = since_begin()
     plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
     device = open_device(spec.device)
+    opened = since_begin() - imported
     settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
     site = open_site(plugins, device, read_settings(settings))
     programs: dict[str, Program] = {}
@@ -38,7 +41,8 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
     for model in spec.models:
         began = time.monotonic()
         try:
-            programs[model.name] = load_program(model, plugins, site)
+            with stopwatch() as parts:
+                programs[model.name] = load_program(model, plugins, site)
         except ModelError as error:
             if not model.optional or len(spec.models) == 1:
                 raise
@@ -49,6 +53,7 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
             **programs[model.name].describe(),
             **{name: model.options[name] for name in STATED if name in model.options},
             "load_seconds": round(time.monotonic() - began, 3),
+            "start_seconds": {"imports": round(imported, 3), "device": round(opened, 3), **parts},
         }
     return Loop(site, programs), facts
 
@@ -70,9 +75,11 @@ def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
     files = ModelFiles(model.reference, Path(model.folder))
     pipeline = plugins.choose_pipeline(files, model.pipeline)
     try:
-        program = pipeline.load(files, site, model.options)
-        for stage in program.stages:
-            stage.warm()
+        with part("load"):
+            program = pipeline.load(files, site, model.options)
+        with part("warm"):
+            for stage in program.stages:
+                stage.warm()
         return program
     except PolymuxError as error:
         raise ModelError(f"model {model.name}: {error.message}") from error

@@ -64,6 +64,7 @@ class Loop:
         self._inflight: deque[tuple[Lane, Ticket]] = deque()
         self._beside: list[tuple[Lane, Ticket]] = []
         self._collected_at = 0.0
+        self._tending = True
 
     # ---- commands ----
 
@@ -141,7 +142,8 @@ class Loop:
             self._beside.remove((lane, ticket))
             self._collect(lane, ticket)
         self._resume()
-        return bool(self._inflight or self._beside or self.host.ready or planned) or self._waiting()
+        busy = bool(self._inflight or self._beside or self.host.ready or planned) or self._waiting()
+        return busy or (self._tending and self._tend())
 
     def _launch(self, lane: Lane, plan: Plan) -> None:
         started = time.monotonic()
@@ -278,6 +280,17 @@ class Loop:
             job = self.jobs.get(heapq.heappop(self._deadlines)[1])
             if job is not None:
                 self._finish(job, DeadlineExceeded("the request's deadline passed before it was answered"))
+
+    def _tend(self) -> bool:
+        """Nothing runs. What goes wrong now costs speed, and no request."""
+        try:
+            self._tending = self.scheduler.tend()
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            log.exception("preparing later launches failed")
+            self._tending = False
+        return self._tending
 
     def _waiting(self) -> bool:
         return any(lane.waiting or lane.running for lane in self.scheduler.lanes.values())

@@ -6,6 +6,8 @@ Flash-Decoding, 2023); a second kernel joins the stretches by their log-sum-exp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -14,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.prefix import STRETCHES, attend_prefix
 from polymux.core.compute.triton.softmax import fold, fold_sink, load_tile, score
 
@@ -23,7 +26,7 @@ PROGRAMS = 1024
 MAX_SPLITS = 32
 
 
-@triton.jit(do_not_specialize=["splits"])
+@kernel()
 def _read(
     query,
     cache,
@@ -107,7 +110,7 @@ def _read(
         tl.store(target + DIM + 1, total, here)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel()
 def _join(partial, out, count, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, WIDE)
@@ -126,9 +129,21 @@ def _join(partial, out, count, BOUND: tl.constexpr, DIM: tl.constexpr, WIDE: tl.
 
 
 @lru_cache
-def beside(device: torch.device) -> torch.cuda.Stream:
-    """The stream for kernels that may run at the same time as the others of a step."""
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def beside_others(device: torch.device) -> Iterator[None]:
+    """What is launched inside may run at the same time as what follows, until the caller waits for it."""
+    side = side_stream(device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+
+
+def wait_for_side(device: torch.device) -> None:
+    torch.cuda.current_stream().wait_stream(side_stream(device))
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
@@ -168,9 +183,7 @@ def attend_singles(
     group = max(16, triton.next_power_of_2(heads // kv_heads))
     wide = triton.next_power_of_2(dim)
     if shared is not None:  # bound by latency, and the rows' own keys by bandwidth: both at once
-        side = beside(query.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with beside_others(query.device):
             attend_prefix(query, cache, tables, slots, shared, block, options, partial)
     _read[(rows, kv_heads, splits)](
         query,
@@ -205,7 +218,7 @@ def attend_singles(
         num_stages=2,
     )
     if shared is not None:
-        torch.cuda.current_stream().wait_stream(beside(query.device))
+        wait_for_side(query.device)
     if parts > 1:
         _join[(rows * heads,)](partial, out, parts, 16 if parts <= 16 else 64, dim, wide, num_warps=2)
     return out

@@ -7,16 +7,17 @@ a row depends only on (seed, position, token): neighbours never matter, and no s
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from polymux.core.compute.triton.jit import kernel
 
 TILE = 1024
 PARTS = 8
 """Programs per row; a second kernel takes the best of their choices."""
 
 
-@triton.jit
+@kernel()
 def _draw(logits, temperatures, seeds, slots, positions, peaks, choices, sounds, width, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -53,7 +54,7 @@ def _draw(logits, temperatures, seeds, slots, positions, peaks, choices, sounds,
     tl.store(sounds + row * parts + part, tl.min(sound, axis=0))
 
 
-@triton.jit
+@kernel()
 def _choose(peaks, choices, sounds, tokens, finite, width, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     parts = row * PARTS + tl.arange(0, PARTS)

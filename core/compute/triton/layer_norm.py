@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymux.core.compute.triton.jit import kernel
 
-@triton.jit
+
+@kernel()
 def _add_layer_norm(
     x, residual, weight, bias, out, total, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from polymux.core.compute.triton.jit import kernel
+
 FEW = 4
 """Rows up to which a weight is read row by row."""
 
@@ -18,7 +20,7 @@ PER_PROGRAM = 2
 """Outputs of one program: measured best on an H200 for weights of 4 MB to 1.2 GB."""
 
 
-@triton.jit
+@kernel()
 def _multiply(
     x, weight, bias, out, WIDTH, OUT, ROWS: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr
 ):

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.softmax import fold, fold_sink, score
 
 
-@triton.jit
+@kernel()
 def _attend(
     query,
     key,

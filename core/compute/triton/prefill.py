@@ -10,12 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.softmax import fold, fold_sink, load_tile, score
 
 QUERIES = 128
 
 
-@triton.jit
+@kernel()
 def _attend(
     query,
     cache,

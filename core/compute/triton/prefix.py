@@ -8,13 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.softmax import fold, load_tile, score
 
 STRETCHES = 8
 """Stretches of the prefix, each read by programs of its own."""
 
 
-@triton.jit(do_not_specialize=["rows", "parts"])
+@kernel()
 def _read_prefix(
     query,
     cache,

@@ -11,12 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from polymux.core.compute.attention import PagedBatch
+from polymux.core.compute.triton.jit import kernel
 
 TOGETHER = 8
 """Heads of one token that a program rotates: one each would be more programs than a card starts in the time."""
 
 
-@triton.jit
+@kernel()
 def _rotate(
     merged,
     query,

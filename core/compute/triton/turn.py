@@ -6,8 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymux.core.compute.triton.jit import kernel
 
-@triton.jit
+
+@kernel()
 def _turn(merged, cosines, sines, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, ROWS)[:, None]

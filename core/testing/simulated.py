@@ -1,0 +1,171 @@
+"""A decoder's stage on a simulated device: the real lane plans, a clock that is not ours says how long a launch takes.
+
+What arrivals of a day would meet is known in a second, without a card: when each request gets its first token, and how
+long its others are apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.row import Row
+from polymux.core.batch.scheduler import Scheduler
+from polymux.core.batch.stage import Outcomes, Stage, Ticket
+from polymux.core.cache.arena import Arena
+from polymux.core.compute.device import Device
+from polymux.core.engine.job import Job, JobHost
+
+
+@dataclass(frozen=True)
+class Request:
+    """When it comes, in milliseconds, and how many tokens it brings and wants."""
+
+    at: float
+    prompt: int
+    answer: int
+
+
+@dataclass
+class Served:
+    """When a request's tokens came, in milliseconds."""
+
+    request: Request
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        return self.times[0] - self.request.at
+
+    @property
+    def between(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:])]
+
+
+@dataclass(frozen=True)
+class SimulatedDecoder:
+    """Milliseconds of a launch: it reads the weights or multiplies by them, whichever takes longer; it reads keys and
+    values; and prompts attend to what they have before them."""
+
+    weights: float
+    token: float
+    """Of products, a token."""
+    read: float
+    """Of keys and values, a token of a row's context."""
+    attend: float
+    """Of a prompt's attention, a token and thousand tokens before it."""
+
+    def milliseconds(self, plan: Plan) -> float:
+        tokens = sum(grant.count for grant in plan.grants)
+        seen = sum(grant.start + grant.count for grant in plan.grants)
+        long = sum(grant.count * (grant.start + grant.count / 2) for grant in plan.grants if grant.count > 1)
+        return max(self.weights, self.token * tokens) + self.read * seen + self.attend * long / 1e3
+
+
+QWEN3_8B_H200 = SimulatedDecoder(weights=4.2, token=0.0235, read=4e-5, attend=0.002)
+"""Fitted to decode steps of 4.5 ms alone, and to a prompt's tokens of 0.025 ms with their attention."""
+
+
+class SimulatedRow(Row):
+    """A prompt, then tokens one at a time."""
+
+    def __init__(self, job: Job, served: Served) -> None:
+        super().__init__(job)
+        self.served = served
+        self.drawn = 0
+        """Tokens whose launch is out."""
+
+    @property
+    def missing(self) -> int:
+        """Tokens that exist on the device and are not computed; none once all are drawn."""
+        request = self.served.request
+        return request.prompt + self.drawn - self.scheduled if self.drawn < request.answer else 0
+
+
+class SimulatedStage(Stage):
+    """As a token stage behaves, without tokens."""
+
+    name = "decode"
+
+    def __init__(self, max_rows: int, max_units: int, least_units: int) -> None:
+        self.max_rows, self.max_units, self.least_units = max_rows, max_units, least_units
+
+    def want(self, row: Row) -> int:
+        return _simulated(row).missing
+
+    def grant(self, row: Row, units: int) -> Grant:
+        grant = super().grant(row, units)
+        grant.final = _simulated(row).missing == 0
+        _simulated(row).drawn += grant.final
+        return grant
+
+    def launch(self, plan: Plan) -> Ticket:
+        return Ticket(plan)
+
+    def collect(self, ticket: Ticket) -> Outcomes:
+        return Outcomes()
+
+
+def _simulated(row: Row) -> SimulatedRow:
+    if not isinstance(row, SimulatedRow):
+        raise TypeError(f"a simulated stage was given a {type(row).__name__}")
+    return row
+
+
+def simulate(
+    requests: Sequence[Request],
+    cost: Callable[[Plan], float],
+    *,
+    slice_ms: float,
+    max_rows: int = 256,
+    max_units: int = 4096,
+    least_units: int = 64,
+    depth: int = 2,
+    host_ms: float = 0.3,
+) -> list[Served]:
+    """Serves the requests as the loop does: `depth` launches are out, and a launch is planned before the host has seen
+    the one before. `host_ms`: what planning and launching take."""
+    stage = SimulatedStage(max_rows, max_units, least_units)
+    scheduler = Scheduler([stage], Arena(1 << 16, Device().torch, 1 << 16), slice_ms)
+    lane = scheduler.lane(stage)
+    host = JobHost(scheduler.enqueue, lambda stage, row: None)
+    served = [Served(request) for request in sorted(requests, key=lambda request: request.at)]
+    coming = deque(served)
+    inflight: deque[tuple[Plan, float, float]] = deque()
+    now = free = collected = 0.0
+
+    def collect() -> None:
+        nonlocal now, collected
+        plan, launched, ended = inflight.popleft()
+        now = max(now, ended)
+        lane.charge(now - max(launched, collected), plan)
+        collected = now
+        for grant in plan.grants:
+            row = _simulated(grant.row)
+            row.done = grant.start + grant.count
+            if grant.final:
+                row.served.times.append(now)
+            if len(row.served.times) == row.served.request.answer:
+                lane.withdraw(row)
+            lane.settle(row)
+
+    while coming or inflight or lane.waiting or lane.running:
+        while coming and coming[0].request.at <= now:
+            each = coming.popleft()
+            scheduler.enqueue(stage, SimulatedRow(Job(host, str(len(coming)), "chat"), each))
+        planned = scheduler.plan()
+        if planned is not None:
+            launched, now = now, now + host_ms
+            free = max(free, now) + cost(planned[1])
+            inflight.append((planned[1], launched, free))
+        elif not inflight:
+            now = max(now, coming[0].request.at)
+        while len(inflight) > (depth - 1 if planned is not None else 0):
+            collect()
+    return served
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,55 @@
+"""Arrivals on a simulated card: what streams and prompts wait for each other, in milliseconds of its clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from polymux.core.testing.simulated import QWEN3_8B_H200, Request, Served, percentile, simulate
+
+SLICE = 30.0
+
+
+def arrive(rate: float, prompt: int, seconds: float) -> list[Request]:
+    """Poisson arrivals; lengths between half and one and a half times their mean."""
+    draw = random.Random(1)
+    requests, at = [], 0.0
+    while at < seconds * 1e3:
+        requests.append(Request(at, draw.randint(prompt // 2, prompt * 3 // 2), draw.randint(64, 192)))
+        at += 1e3 * draw.expovariate(rate)
+    return requests
+
+
+def serve(requests: list[Request]) -> list[Served]:
+    served = simulate(requests, QWEN3_8B_H200.milliseconds, slice_ms=SLICE)
+    assert all(len(each.times) == each.request.answer for each in served)
+    return served
+
+
+@pytest.mark.parametrize(
+    ("rate", "prompt", "first", "between"),
+    [(8, 512, 49, 15), (32, 512, 100, 20), (8, 2400, 260, 35), (16, 2400, 1e9, 60)],
+)
+def test_streams_hardly_notice_prompts(rate: float, prompt: int, first: float, between: float) -> None:
+    """99 of 100 first tokens come within `first`, and 99 of 100 others within `between` of the one before. At the
+    highest load prompts come faster than the card computes them: there only the streams are held to it."""
+    served = serve(arrive(rate, prompt, 6.0))
+    assert percentile([each.first for each in served], 0.99) < first
+    assert percentile([gap for each in served for gap in each.between], 0.99) < between
+
+
+def test_a_very_long_prompt_stalls_no_stream() -> None:
+    """32,768 tokens arrive in the middle of eight streams. A launch may last one and a half slices, and what a token
+    costs grows with what it attends to, and is learned a little late."""
+    streams = [Request(0.0, 64, 300) for _ in range(8)]
+    served = serve([*streams, Request(500.0, 32_768, 1)])
+    gaps = [gap for each in served for gap in each.between]
+    assert max(gaps) < 2.25 * SLICE
+    assert max(each.first for each in served) < 5_000
+
+
+def test_a_prompt_alone_is_not_cut() -> None:
+    """Nobody waits: it takes as few launches as it fits in."""
+    (served,) = serve([Request(0.0, 3000, 1)])
+    assert served.first < 1.1 * 3000 * (QWEN3_8B_H200.token + QWEN3_8B_H200.attend * 1.5)
