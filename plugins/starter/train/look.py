@@ -81,7 +81,8 @@ def agree(pictures: Tensor, texts: Tensor, same: Tensor, steepness: Tensor) -> T
         angles = normalize(pictures.float(), dim=-1) @ normalize(texts.float(), dim=-1).T
         scores = angles * steepness.exp().clamp(max=STEEPEST)
     wanted = same / same.sum(1, keepdim=True)
-    return -0.5 * sum((log_softmax(each, 1) * wanted).sum(1).mean() for each in (scores, scores.T))
+    chosen = [(log_softmax(each, 1) * wanted).sum(1).mean() for each in (scores, scores.T)]
+    return -torch.stack(chosen).mean()
 
 
 def main() -> None:
@@ -90,7 +91,8 @@ def main() -> None:
     scenes = list_scenes(size.families, held_out=False)
     easel = Easel(scenes, size.side, wanted.device)
     tokenizer = make_tokenizer(MARKS, lower=True)
-    model = make_model(tokenizer.get_vocab_size(), size).to(wanted.device)
+    model: Any = make_model(tokenizer.get_vocab_size(), size)
+    model = model.to(wanted.device)
     load_eye(model.vision_model, wanted.eye)
     witness = Witness(size).to(wanted.device)
     near = find_neighbours(scenes, wanted.seed).to(wanted.device)

@@ -74,7 +74,8 @@ def main() -> None:
     scenes = list_scenes(size.families, held_out=False)
     easel = Easel(scenes, size.side, wanted.device)
     tokenizer = make_tokenizer(MARKS)
-    model: Any = make_model(tokenizer, size).to(wanted.device)
+    model: Any = make_model(tokenizer, size)
+    model = model.to(wanted.device)
     load_eye(model.model.vision_model, wanted.eye)
     witness = Witness(size).to(wanted.device)
     book, covers = (
