@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from polymux.core.arrival import arrives
 from polymux.core.engine.lease import process_pool
 from polymux.core.engine.stream import EventStream
 from polymux.core.engine.wire import discard, pack
@@ -56,6 +57,7 @@ class Answers:
         self.ask = ask
         self.priority = priority
         self._preparers = preparers
+        self._patient = arrives(ask)
         self._clock = asyncio.get_running_loop().time
         self._until = None if deadline is None else self._clock() + deadline
         self._presenter: Presenter | None = None
@@ -142,7 +144,13 @@ class Answers:
         try:
             async with asyncio.timeout_at(self._until) as timeout:
                 return await self._preparers.run(
-                    _prepare, self.served.front, self.task, self.ask, self.job, abandoned=self._abandon
+                    _prepare,
+                    self.served.front,
+                    self.task,
+                    self.ask,
+                    self.job,
+                    abandoned=self._abandon,
+                    patient=self._patient,
                 )
         except Exception as error:
             if timeout.expired():
@@ -154,7 +162,9 @@ class Answers:
             while True:
                 while process_pool().unread(self.job) > UNREAD or self._lag > AHEAD:
                     await asyncio.sleep(PAUSE)
-                body = await self._preparers.run(_pack_next, messages, self.job, abandoned=self._abandon)
+                body = await self._preparers.run(
+                    _pack_next, messages, self.job, abandoned=self._abandon, patient=self._patient
+                )
                 if body is None:
                     return
                 self.served.engine.post(self.job, body)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from polymux.core.arrival import MOST_ARRIVING
 from polymux.core.errors import Overloaded
 
 T = TypeVar("T")
@@ -18,18 +19,23 @@ class Preparers:
 
     def __init__(self, threads: int = 2, most_waiting: int = 256) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="preparers")
+        self._patient = ThreadPoolExecutor(MOST_ARRIVING, thread_name_prefix="patient-preparers")
         self._places = threading.BoundedSemaphore(threads + most_waiting)
 
-    async def run(self, work: Callable[..., T], *arguments: Any, abandoned: Callable[[], None]) -> T:
+    async def run(
+        self, work: Callable[..., T], *arguments: Any, abandoned: Callable[[], None], patient: bool = False
+    ) -> T:
         """`work(*arguments)`, on a thread. Raises `Overloaded` at once when too much waits already.
 
+        `patient` work may wait for bytes that a client still sends: it keeps no other work from a thread.
         A thread cannot be interrupted: when the caller is cancelled, `abandoned` is called after the work has
         ended (on whichever thread), to undo what it did.
         """
         if not self._places.acquire(blocking=False):
             raise Overloaded("too many requests wait to be prepared; retry later")
         try:
-            future: Future[T] = self._pool.submit(work, *arguments)
+            pool = self._patient if patient else self._pool
+            future: Future[T] = pool.submit(work, *arguments)
         except BaseException:
             self._places.release()
             raise
@@ -43,3 +49,4 @@ class Preparers:
     def close(self) -> None:
         """Drop what waits; what runs ends on its own."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._patient.shutdown(wait=False, cancel_futures=True)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.vocabulary import Receipt, Task, Usage
 
 
@@ -202,8 +203,9 @@ class Progress(msgspec.Struct):
 class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A recording to write down in its own language, or, for the task `translate`, in English."""
 
-    audio: bytes | str
-    """A file's bytes, or the path of one that stays until the last answer. What it is, its content says."""
+    audio: bytes | str | ArrivingFile
+    """A file's bytes, the path of one that stays until the last answer, or one that still arrives. What it is, its
+    content says."""
     language: str | None = None
     """A code (en) or a name (english); None: detected."""
     prompt: str = ""

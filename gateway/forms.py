@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.errors import InvalidRequest, Overloaded, TooLarge, UnsupportedMedia
 
 MAX_FIELDS = 64
@@ -20,33 +21,12 @@ BATCH = 256 << 10
 """Bytes that are parsed and written together, on a thread."""
 
 
-class Upload:
-    """A file that a client sent. It lies at `path` until it is closed."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.NamedTemporaryFile(prefix="polymux-upload-")  # noqa: SIM115 - lives as long as its answer
-        self.path = self._file.name
-        self.size = 0
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self.size += len(data)
-
-    def finish(self) -> None:
-        """All bytes are there: whoever opens `path` now sees them."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """The file is gone. Idempotent."""
-        self._file.close()
-
-
 @dataclass
 class Form:
     """What a body said. A name may come several times."""
 
     fields: list[tuple[str, str]] = field(default_factory=list)
-    uploads: list[tuple[str, Upload]] = field(default_factory=list)
+    uploads: list[tuple[str, ArrivingFile]] = field(default_factory=list)
 
     def close(self) -> None:
         for _, upload in self.uploads:
@@ -89,26 +69,46 @@ async def read_form(request: Request, limit: int, *, files: int = 1) -> Form:
 
     Raises `UnsupportedMedia`, `TooLarge`, `InvalidRequest`.
     """
-    parts = _Parts(_read_boundary(request), files)
-    declared = request.headers.get("content-length", "")
-    try:
+    stream = FormStream(request, limit, files=files)
+    await stream.read()
+    return stream.form
+
+
+class FormStream:
+    """A body that is read in two halves, if need be. The caller closes its `form`."""
+
+    def __init__(self, request: Request, limit: int, *, files: int = 1) -> None:
+        """Raises `UnsupportedMedia`, and `TooLarge` for a body that says it is."""
+        self._parts = _Parts(_read_boundary(request), files)
+        self.form = self._parts.form
+        self.complete = False
+        self._limit = limit
+        self._received = 0
+        self._pieces = request.stream()
+        declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
             raise _too_large(limit)
-        received = 0
+
+    async def read(self, enough: Callable[[Form], bool] | None = None) -> None:
+        """Read on, to the end or until there is `enough`. Raises as `read_form` does; the form is closed then."""
         batch = bytearray()
-        async for data in request.stream():
-            received += len(data)
-            if received > limit:
-                raise _too_large(limit)
-            batch += data
-            if len(batch) >= BATCH:
-                await asyncio.to_thread(parts.feed, bytes(batch))
-                batch.clear()
-        await asyncio.to_thread(parts.feed, bytes(batch))
-        return parts.finish()
-    except BaseException:
-        parts.form.close()
-        raise
+        try:
+            async for data in self._pieces:
+                self._received += len(data)
+                if self._received > self._limit:
+                    raise _too_large(self._limit)
+                batch += data
+                if len(batch) >= BATCH:
+                    await asyncio.to_thread(self._parts.feed, bytes(batch))
+                    batch.clear()
+                    if enough is not None and enough(self.form):
+                        return
+            await asyncio.to_thread(self._parts.feed, bytes(batch))
+            self._parts.finish()
+            self.complete = True
+        except BaseException:
+            self.form.close()
+            raise
 
 
 class _Parts:
@@ -122,7 +122,7 @@ class _Parts:
         self._header = (b"", b"")
         self._name = ""
         self._text = bytearray()
-        self._upload: Upload | None = None
+        self._upload: ArrivingFile | None = None
         self._parser = MultipartParser(
             boundary,
             {
@@ -146,12 +146,9 @@ class _Parts:
         except OSError as error:
             raise Overloaded(f"there is no room for uploads ({error.strerror})") from error
 
-    def finish(self) -> Form:
+    def finish(self) -> None:
         if not self._ended:
             raise InvalidRequest("the body ends before its last boundary", code="invalid_form")
-        for _, upload in self.form.uploads:
-            upload.finish()
-        return self.form
 
     def _begin_header(self) -> None:
         self._header = (b"", b"")
@@ -176,7 +173,7 @@ class _Parts:
             if len(self.form.uploads) >= self._files:
                 most = "one file" if self._files == 1 else f"{self._files} files"
                 raise InvalidRequest(f"only {most} can be sent", param=self._name[:200], code="invalid_form")
-            self._upload = Upload()
+            self._upload = ArrivingFile()
             self.form.uploads.append((self._name, self._upload))
 
     def _extend_body(self, data: bytes) -> None:
@@ -189,7 +186,9 @@ class _Parts:
             raise InvalidRequest(f"{name!r} is longer than {MAX_FIELD_BYTES} bytes", param=name)
 
     def _end_body(self) -> None:
-        if self._upload is None:
+        if self._upload is not None:
+            self._upload.finish()
+        else:
             try:
                 self.form.fields.append((self._name, self._text.decode()))
             except UnicodeDecodeError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from polymux.core.arrival import MOST_ARRIVING
 from polymux.gateway.fetch import Fetcher
 from polymux.gateway.filming import FilmJobs
 from polymux.gateway.limits import Gates
@@ -32,6 +34,8 @@ class Gateway:
         self.started = int(time.time())
         self.shelf = Shelf()
         self.films = FilmJobs(self.shelf)
+        self.arriving = asyncio.Semaphore(MOST_ARRIVING)
+        """Places of the uploads that are worked on while they arrive."""
         self.draining = False
         """Set on SIGTERM: `/readyz` says 503, answers close their connections, requests are still served."""
 

@@ -103,7 +103,7 @@ def build_loop(args: argparse.Namespace) -> Loop:
     with torch.no_grad():
         network.final_conv.bias.fill_(20.0)  # whatever is heard is speech
     activity = open_activity(SpeechDetector(network, site.device.torch), site)
-    hearing = Hearing(encode, decode, TOKENS, "random")
+    hearing = Hearing(encode, decode, TOKENS, "random", align=align)
     return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples, desk)})
 
 

@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema, create_model
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.errors import InternalError, InvalidRequest, PluginError, PolymuxError
 from polymux.core.plugins import Plugins
 from polymux.core.tasks import Done
 from polymux.core.vocabulary import Route, Task
 from polymux.gateway.answering import EventFrames, Headers, StreamResponse, WholeResponse, frame_json
 from polymux.gateway.bodies import check_request, read_json
-from polymux.gateway.forms import Form, FormResponse, Upload, read_form
+from polymux.gateway.forms import Form, FormResponse, read_form
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.state import gateway_of
@@ -134,10 +135,10 @@ def _read_upload(form: Form, upload: str, schema: type[BaseModel]) -> dict[str, 
     lists = frozenset(name for name, field in schema.model_fields.items() if get_origin(field.annotation) is list)
     fields = form.gather(lists)
     for name, value in fields.items():
-        if isinstance(value, Upload) and name != upload:
+        if isinstance(value, ArrivingFile) and name != upload:
             raise InvalidRequest(f"{name[:200]!r} is no file: the file belongs into {upload!r}", param=name[:200])
     file = fields.get(upload)
-    if not isinstance(file, Upload):
+    if not isinstance(file, ArrivingFile):
         message = f"{upload!r} is required: the file, with a file name"
         raise InvalidRequest(message, param=upload, code="missing_required_parameter")
     return {**fields, upload: file.path}

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from polymux.core.errors import InternalError
-from polymux.core.tasks import Done, Heard, Segment, TextDelta
+from polymux.core.tasks import Done, Heard, Reached, Segment, TextDelta
 from polymux.gateway.answering import (
     JSON,
     EventFrames,
@@ -20,8 +20,9 @@ from polymux.gateway.answering import (
     encode_model,
     frame_model,
 )
+from polymux.gateway.arriving import answer_form
 from polymux.gateway.bodies import check_request
-from polymux.gateway.forms import FormResponse, read_form
+from polymux.gateway.forms import FormStream
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.routes.opening import open_call
 from polymux.gateway.routes.subtitles import write_srt, write_vtt
@@ -78,20 +79,18 @@ ENDPOINTS = (
 
 
 async def _answer(request: Request, task: TaskName, schema: type[TranslationRequest]) -> ASGIApp:
-    form = await read_form(request, gateway_of(request).settings.max_upload_bytes)
-    try:
-        body = check_request(form.gather(schema.lists), schema)
+    gateway = gateway_of(request)
+    stream = FormStream(request, gateway.settings.max_upload_bytes)
+
+    def respond() -> ASGIApp:
+        body = check_request(stream.form.gather(schema.lists), schema)
         call = open_call(request, body.model, task, body.ask(), weight=1)
-        response: ASGIApp
         if isinstance(body, TranscriptionRequest) and body.stream:
-            response = StreamResponse(call, TranscriptStream())
-        else:
-            headers = JSON if body.response_format in ("json", "verbose_json") else TEXT
-            response = WholeResponse(call, WholeTranscript(task, body.response_format, body.granularities), headers)
-    except BaseException:
-        form.close()
-        raise
-    return FormResponse(form, response)
+            return StreamResponse(call, TranscriptStream(progress="progress" in (body.include or ())))
+        headers = JSON if body.response_format in ("json", "verbose_json") else TEXT
+        return WholeResponse(call, WholeTranscript(task, body.response_format, body.granularities), headers)
+
+    return await answer_form(gateway, stream, respond)
 
 
 class WholeTranscript:
@@ -148,15 +147,18 @@ class WholeTranscript:
 
 
 class TranscriptStream(EventFrames):
-    """One event per piece of text, and the whole at the end."""
+    """One event per piece of text, and the whole at the end; with `progress` also how far the work has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, progress: bool = False) -> None:
         self.texts: list[str] = []
+        self.progress = progress
 
     def write(self, answer: msgspec.Struct) -> bytes:
         if isinstance(answer, TextDelta):
             self.texts.append(answer.text)
             return frame_model(TranscriptEvent(type="transcript.text.delta", delta=answer.text))
+        if isinstance(answer, Reached) and self.progress:
+            return frame_model(TranscriptEvent(type="transcript.progress", seconds=answer.seconds))
         if isinstance(answer, Done):
             return frame_model(
                 TranscriptEvent(

@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.tasks import Segment, Transcribe
 from polymux.core.vocabulary import Usage
-from polymux.gateway.forms import Upload
 from polymux.gateway.schemas.base import WireAnswer, maybe, only
 from polymux.gateway.schemas.usage import ReceiptBody
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-File = Annotated[InstanceOf[Upload], WithJsonSchema({"type": "string", "format": "binary"})]
+File = Annotated[InstanceOf[ArrivingFile], WithJsonSchema({"type": "string", "format": "binary"})]
 """A part of the form with a file name."""
 
 
@@ -78,7 +78,7 @@ class TranslationRequest(FormRequest):
     def ask(self) -> Transcribe:
         chunking = self.chunking_strategy or Chunking(type="auto")
         return Transcribe(
-            audio=self.file.path,
+            audio=self.file.path if self.file.complete else self.file,
             prompt=self.prompt or "",
             temperature=self.temperature or 0.0,
             hotwords=self.hotwords or "",
@@ -99,12 +99,16 @@ class TranscriptionRequest(TranslationRequest):
     timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
         None, description="Only with response_format verbose_json."
     )
-    include: Annotated[Any, only(reason="logprobs are not supported yet")] = None
+    include: list[Literal["progress"]] | None = Field(
+        None, description="With stream: also transcript.progress events, which say how far into the recording it is."
+    )
 
     @model_validator(mode="after")
     def _check_formats(self) -> Self:
         if self.stream and self.response_format not in ("json", "text"):
             raise ValueError("with stream, response_format must be json or text")
+        if self.include and not self.stream:
+            raise ValueError("include progress needs stream")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise ValueError("timestamp_granularities needs response_format verbose_json")
         return self
@@ -186,10 +190,12 @@ class VerboseTranscript(WireAnswer):
 
 
 class TranscriptEvent(WireAnswer):
-    """`delta` in a transcript.text.delta; `text`, `usage` and `receipt` in the transcript.text.done at the end."""
+    """`delta` in a transcript.text.delta; `seconds` of the recording that are written down in a transcript.progress;
+    `text`, `usage` and `receipt` in the transcript.text.done at the end."""
 
-    type: Literal["transcript.text.delta", "transcript.text.done"]
+    type: Literal["transcript.text.delta", "transcript.progress", "transcript.text.done"]
     delta: str | None = maybe()
+    seconds: float | None = maybe()
     text: str | None = maybe()
     usage: SpeechUsage | None = maybe()
     receipt: ReceiptBody | None = maybe()

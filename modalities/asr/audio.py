@@ -17,6 +17,7 @@ from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.errors import InvalidRequest
 
 RATE = 16_000
@@ -29,16 +30,51 @@ FORBEARANCE = 8
 """Packets that may be damaged beyond as many as are good, before a file counts as no sound at all."""
 
 
-def read_audio(source: bytes | str) -> Iterator[np.ndarray]:
-    """Pieces of mono float32 at 16 kHz, from a file's bytes or its path.
+class Arriving:
+    """What FFmpeg reads of a file that still arrives: from its beginning on, without a way back. A container whose
+    index lies at its end cannot be read so."""
+
+    def __init__(self, file: ArrivingFile) -> None:
+        self._file = file
+        self._place = 0
+
+    def read(self, count: int) -> bytes:
+        data = self._file.read(self._place, count)
+        self._place += len(data)
+        return data
+
+
+def read_audio(source: bytes | str | ArrivingFile) -> Iterator[np.ndarray]:
+    """Pieces of mono float32 at 16 kHz, from a file's bytes, its path, or one that arrives, which is waited for.
 
     Raises `InvalidRequest` for what is no media file, is damaged, or has no sound.
     """
-    file = io.BytesIO(source) if isinstance(source, bytes) else f"file:{source}"
+    if isinstance(source, ArrivingFile):
+        return _read_arriving(source)
+    return _read(io.BytesIO(source) if isinstance(source, bytes) else f"file:{source}")
+
+
+def _read_arriving(file: ArrivingFile) -> Iterator[np.ndarray]:
+    """While it arrives, if its container can be read so; else once it is there."""
+    if not file.complete:
+        heard = False
+        try:
+            for piece in _read(Arriving(file)):
+                heard = True
+                yield piece
+            return
+        except InvalidRequest:
+            if heard:
+                raise
+        file.wait()
+    yield from _read(f"file:{file.path}")
+
+
+def _read(file: io.BytesIO | Arriving | str) -> Iterator[np.ndarray]:
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
     heard = False
     try:
-        with av.open(file, "r", options=options, metadata_errors="ignore") as container:
+        with av.open(file, "r", options=options, metadata_errors="ignore") as container:  # type: ignore[arg-type]
             for piece in resample(decode_frames(container, choose_stream(container))):
                 heard = heard or bool(len(piece))
                 yield piece

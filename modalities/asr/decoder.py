@@ -71,8 +71,12 @@ class WhisperDecoder(TokenModel):
         self._still: Tensor | None = None
         """A rotation by nothing: the fused kernel that writes the cache also rotates."""
         if parameter.is_cuda:
-            self._still = torch.zeros(2, len(self.places), dim, dtype=parameter.dtype, device=parameter.device)
-            self._still[0] = 1.0
+            self.start_still(parameter.device)
+
+    def start_still(self, device: torch.device) -> None:
+        """From now on the cache is written by the fused kernel, where the attention has one."""
+        self._still = torch.zeros(2, 1, self.shape.head_dim, dtype=self.shape.dtype, device=device)
+        self._still[0] = 1.0
 
     def forward(self, batch: TokenBatch) -> Tensor:
         return self.head(self.run(batch)[batch.sampled])
@@ -98,7 +102,8 @@ class WhisperDecoder(TokenModel):
             from polymux.core.compute.triton.rotary import rotate_write
 
             cache = context.cache[:, index]
-            query = rotate_write(merged, self.heads, self.heads, self._still, None, cache, context.batch)
+            turning = (self._still, torch.zeros_like(context.batch.positions))
+            query = rotate_write(merged, self.heads, self.heads, turning, None, cache, context.batch)
             return context.backend.paged(query, cache, context.batch, self._self_options)
         query, key, value = merged.split(self.heads, dim=1)
         return context.attend(index, query, key, value, self._self_options)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.errors import InvalidRequest
 from polymux.core.tasks import Done, Heard, Segment, TextDelta, Transcribe
 from polymux.core.testing.service import FakeServed, FakeService
@@ -126,7 +127,8 @@ async def test_how_a_recording_is_cut_reaches_the_task(client: httpx.AsyncClient
         ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "2"}, "chunking_strategy.threshold"),
         ({"chunking_strategy": "auto", "condition_on_previous_text": "true"}, None),
         ({"chunking_strategy[type]": "semantic_vad"}, "chunking_strategy.type"),
-        ({"include[]": ["logprobs"]}, "include"),
+        ({"stream": "true", "include[]": ["logprobs"]}, "include[0]"),
+        ({"include[]": ["progress"]}, None),
         ({"language": ["en", "de"]}, "language"),
         ({"stream": "true", "response_format": "srt"}, None),
         ({"timestamp_granularities[]": ["segment"]}, None),
@@ -195,8 +197,14 @@ async def test_an_upload_is_bounded_and_leaves_nothing(
 
 
 async def test_a_large_file_arrives_whole_and_is_gone_after_the_answer(
-    client: httpx.AsyncClient, tmp_path: Path
+    client: httpx.AsyncClient, service: FakeService, tmp_path: Path
 ) -> None:
+    async def measure(served: FakeServed, task: str, ask: Transcribe) -> AsyncIterator[Any]:
+        assert isinstance(ask.audio, ArrivingFile)
+        await asyncio.to_thread(ask.audio.wait)
+        yield Done(Usage(output_tokens=ask.audio.size), Receipt())
+
+    service.script = measure
     answer = await send(client, stream="true", file=bytes(3_000_000))
     assert '"output_tokens":3000000' in answer.text
     assert list(tmp_path.iterdir()) == []

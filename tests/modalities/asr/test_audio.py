@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
 
+from polymux.core.arrival import ArrivingFile
 from polymux.core.errors import InvalidRequest
 from polymux.core.testing.media import RECIPES, Recipe, write_media, write_video, write_wav
 from polymux.modalities.asr.audio import read_audio
@@ -134,3 +136,37 @@ def test_memory_does_not_grow_with_length():
     tracemalloc.stop()
     assert seconds == 1_200
     assert peak < 4 << 20, f"{peak} bytes after {time.monotonic() - begin:.1f} s"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_file_that_arrives_says_the_same(name):
+    """Also where its container cannot be read without a way back: then it is waited for."""
+    data = write_media(sing(), 24_000, RECIPES[name])
+    file = ArrivingFile()
+
+    def write() -> None:
+        for start in range(0, len(data), 5_000):
+            file.write(data[start : start + 5_000])
+        file.finish()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found, whole = np.concatenate(list(read_audio(file))), read(data)
+    writer.join(30)
+    file.close()
+    # the padding behind an MP3's last frame is cut only where its end is known
+    padding = RATE // 50 if "mp3" in name else 0
+    assert 0 <= len(found) - len(whole) <= padding
+    np.testing.assert_array_equal(found[: len(whole) - padding], whole[: len(whole) - padding])
+
+
+def test_sound_comes_out_before_the_file_is_there():
+    file = ArrivingFile()
+    data = write_wav(np.tile(sing(), 40), 24_000)
+    file.write(data[: len(data) // 2])
+    pieces = read_audio(file)
+    assert len(next(pieces))
+    file.write(data[len(data) // 2 :])
+    file.finish()
+    assert sum(map(len, pieces)) > 0
+    file.close()
