@@ -5,10 +5,13 @@ wan-480p                          Wan2.1 1.3B, 480x832, 81 frames, one branch
 sdxl                              SDXL's UNet, 1024x1024, two branches
 engine                            FLUX through the engine's own loop, with and without step caches
 attention                         torch's attention backends at these shapes
+products                          each matrix product of a FLUX block by itself, in TFLOP/s: what the rest is held to
 
-Forms: `diffusers compiled` is the peer (its own compiled blocks in the same run), `merged compiled` ours, `any shape`
-the same as it is served, compiled once for all sizes, `graph` as a recorded graph, `merged autotuned` with the
-compiler's own matrix products.
+Forms: `diffusers compiled` is the peer (its own compiled blocks in the same run); ours are `kernels` (merged
+projections, our own kernels between the products, nothing compiled; the default for FLUX) and `compiled` (the same
+blocks fused by the compiler; the default for all others), each also as a recorded `graph`. `kernels` has variants:
+activation in a step of its own, text and picture on one stream, a single block's two halves projected apart.
+`parts` says where a pass spends its time.
 Prints a JSON line for each, and appends it to `--out`. A form that fails says so and the others go on.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/diffusion.py --out diffusion.jsonl [--tiny] [CASE ...]
@@ -17,16 +20,14 @@ PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/diffusion.py --out di
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel
+from diffusers.models.attention import BasicTransformerBlock
+from forms import Bench
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -43,6 +44,7 @@ from polymux.core.testing.drive import Driver
 from polymux.core.testing.pipelines import tiny_unet, tiny_wan
 from polymux.modalities.diffusion import encoders, flux, unet, wan
 from polymux.modalities.diffusion.merged import compile_blocks
+from polymux.modalities.diffusion.merged_flux import TorchSteps
 
 TARGETS = {"flux-1024": 118.0, "flux-512": 38.0, "flux-512x8": 34.0, "wan-480p": 470.0, "sdxl": 36.0}
 PEERS = {"flux-1024": 133.0, "flux-512": 43.0, "flux-512x8": 39.0, "wan-480p": 512.0, "sdxl": 38.0}
@@ -72,83 +74,20 @@ SDXL = {
 }
 
 
-class Bench:
-    """Where figures go, and what they are measured on."""
-
-    def __init__(self, out: Path | None, tiny: bool, times: int) -> None:
-        self.out = out
-        self.tiny = tiny
-        self.times = 1 if tiny else times
-        self.device = torch.device("cpu" if tiny else "cuda")
-        self.dtype = torch.float32 if tiny else torch.bfloat16
-        self.hardware = "CPU" if tiny else torch.cuda.get_device_name()
-
-    def tell(self, case: str, form: str, **figures: Any) -> None:
-        line = {"case": case, "form": form, **figures, "torch": torch.__version__, "hardware": self.hardware}
-        if not self.tiny:
-            line |= {"target_ms": TARGETS.get(case), "peer_ms": PEERS.get(case)}
-        text = json.dumps({key: value for key, value in line.items() if value is not None})
-        print(text, flush=True)
-        if self.out is not None:
-            with self.out.open("a") as file:
-                file.write(text + "\n")
-
-    def form(self, case: str, name: str, run: Callable[[], Any], share: int = 1) -> None:
-        """Time one form: first pass (with what it compiles), then milliseconds a picture over some passes."""
-        try:
-            with torch.inference_mode():
-                begin = time.perf_counter()
-                run()
-                self.wait()
-                first = time.perf_counter() - begin
-                for _ in range(5):  # also lets a replay record
-                    run()
-                self.wait()
-                begin = time.perf_counter()
-                for _ in range(self.times):
-                    run()
-                self.wait()
-            ms = (time.perf_counter() - begin) * 1e3 / self.times / share
-            peak = 0.0 if self.tiny else torch.cuda.max_memory_allocated() / 2**30
-            self.tell(case, name, ms=round(ms, 2), first_s=round(first, 1), peak_gib=round(peak, 1))
-        except Exception as error:
-            traceback.print_exc()
-            self.tell(case, name, error=f"{type(error).__name__}: {error}"[:300])
-
-    def wait(self) -> None:
-        if not self.tiny:
-            torch.cuda.synchronize()
-
-    def build(self, make: Callable[[], torch.nn.Module], tiny: Callable[[], Any]) -> Any:
-        """The model in its real shape, weights drawn in place on the device."""
-        if self.tiny:
-            return tiny()
-        with torch.device("meta"):
-            model = make().to(self.dtype)
-        model = model.to_empty(device=self.device).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0.0, 0.02)
-        return model
-
-    def free(self) -> None:
-        gc.collect()
-        torch._dynamo.reset()
-        if not self.tiny:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
-
-
-def run_merged(bench: Bench, case: str, model: BlockModel, batch: DenoiseBatch, *, graphs: bool = True) -> None:
-    share = len(batch.conditions) if case.startswith("flux") else 1
-    bench.form(case, "merged compiled", lambda: model.forward(batch), share)
-    if graphs and not bench.tiny:
+def run_forms(bench: Bench, case: str, name: str, model: BlockModel, batch: DenoiseBatch) -> None:
+    """One form of ours, as it is, recorded, and in parts."""
+    share = share_of(case, batch)
+    bench.form(case, name, lambda: model.forward(batch), share)
+    bench.parts(case, name, lambda: model.forward(batch), share)
+    if not bench.tiny:
         model.record()
-        bench.form(case, "merged compiled graph", lambda: model.forward(batch), share)
+        bench.form(case, f"{name}, graph", lambda: model.forward(batch), share)
         model.replay = None
+
+
+def share_of(case: str, batch: DenoiseBatch) -> int:
+    """Pictures of a batch: only FLUX's rows are pictures of their own."""
+    return len(batch.conditions) if case.startswith("flux") else 1
 
 
 # ---- FLUX ----
@@ -187,47 +126,94 @@ def flux_peer(model: Any, batch: DenoiseBatch) -> Callable[[], Any]:
 
 def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
     transformer = bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
-    model = flux.FluxDenoiser(transformer)
     batches = {
         "flux-1024": flux_batch(bench, 1024, 1),
         "flux-512": flux_batch(bench, 512, 1),
         "flux-512x8": flux_batch(bench, 512, 8),
     }
-    wanted = [name for name in batches if name in cases]
-    for name in wanted:
-        if name != "flux-512x8":
-            bench.form(name, "diffusers eager", flux_peer(transformer, batches[name]))
+    wanted = {name: batch for name, batch in batches.items() if name in cases}
+    alone = [name for name in wanted if name != "flux-512x8"]
     if not bench.tiny:
         transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-        for name in wanted:
-            bench.form(name, "diffusers compiled", flux_peer(transformer, batches[name]))
-        bench.free()
-    blocks = list(model.merge())
-    for name in wanted:
-        run_merged_eager(bench, name, model, batches[name])
+    for name in alone:
+        form = "diffusers" if bench.tiny else "diffusers compiled"
+        bench.form(name, form, flux_peer(transformer, batches[name]))
+        bench.parts(name, form, flux_peer(transformer, batches[name]))
+    bench.free()
+    model = flux.FluxDenoiser(transformer)
+    if bench.kernels:
+        from polymux.modalities.diffusion.flux_kernels import KernelSteps
+
+        steps = KernelSteps()
+        model.merge(steps=steps)
+        for name, batch in wanted.items():
+            run_forms(bench, name, "kernels", model, batch)
+        variants = {"activation apart": {"epilogue": False}, "one stream": {"beside": False}}
+        for variant, settings in variants.items():
+            before = {key: getattr(steps, key) for key in settings}
+            vars(steps).update(settings)
+            for name, batch in wanted.items():
+                run = lambda batch=batch: model.forward(batch)  # noqa: E731
+                bench.form(name, f"kernels, {variant}", run, share_of(name, batch))
+            vars(steps).update(before)
+        if "engine" in cases:
+            run_engine(bench, model)
+        model.work_in(TorchSteps())
+    else:
+        model.merge()
+        if "engine" in cases:
+            run_engine(bench, model)
+    blocks = model.merged
     if not bench.tiny:
         compile_blocks(blocks, dynamic=False)
-    for name in wanted:
-        run_merged(bench, name, model, batches[name])
+    for name, batch in wanted.items():
+        run_forms(bench, name, "compiled", model, batch)
     if not bench.tiny:  # as it is served: shapes come as they come
         bench.free()
         compile_blocks(blocks)
-        for name in wanted:
-            share = len(batches[name].conditions)
-            bench.form(name, "merged compiled, any shape", lambda name=name: model.forward(batches[name]), share)
-    if "engine" in cases:
-        run_engine(bench, model)
+        for name, batch in wanted.items():
+            run = lambda batch=batch: model.forward(batch)  # noqa: E731
+            bench.form(name, "compiled for any shape", run, share_of(name, batch))
     if autotune and not bench.tiny:
         bench.free()
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-        for name in wanted:
-            share = len(batches[name].conditions)
-            bench.form(name, "merged autotuned", lambda name=name: model.forward(batches[name]), share)
+        for name, batch in wanted.items():
+            run = lambda batch=batch: model.forward(batch)  # noqa: E731
+            bench.form(name, "compiled, autotuned", run, share_of(name, batch))
+    if bench.kernels:  # the weights lie otherwise: a model of its own
+        del model, transformer, blocks
+        bench.free()
+        model = flux.FluxDenoiser(bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux))
+        model.merge(steps=KernelSteps(split=True))
+        for name, batch in wanted.items():
+            run_forms(bench, name, "kernels, halves apart", model, batch)
 
 
-def run_merged_eager(bench: Bench, case: str, model: BlockModel, batch: DenoiseBatch) -> None:
-    bench.form(case, "merged eager", lambda: model.forward(batch), len(batch.conditions))
+def run_products(bench: Bench) -> None:
+    """The products of FLUX's blocks: rows are tokens of one picture and of eight."""
+    dim = 64 if bench.tiny else 3072
+    shapes = {
+        "query, key, value": (dim, 3 * dim),
+        "out": (dim, dim),
+        "up": (dim, 4 * dim),
+        "down": (4 * dim, dim),
+        "single, in": (dim, 7 * dim),
+        "single, out": (5 * dim, dim),
+    }
+    for rows in (64,) if bench.tiny else (512, 1024, 1536, 4096, 4608, 8192, 12288):
+        for name, (inputs, outputs) in shapes.items():
+            hidden, weight, bias = bench.normal(rows, inputs), bench.normal(outputs, inputs), bench.normal(outputs)
+            plain = lambda: torch.nn.functional.linear(hidden, weight, bias)  # noqa: E731, B023
+            ms = bench.form(f"product {name}", f"{rows} rows", plain)
+            activated = 0.0
+            if name == "up":
+                run = lambda: torch._addmm_activation(bias, hidden, weight.T, use_gelu=True)  # noqa: E731, B023
+                activated = bench.form(f"product {name}", f"{rows} rows, activated", run)
+            for form, took in {"": ms, ", activated": activated}.items():
+                if took:
+                    rate = 2 * rows * inputs * outputs / took / 1e9
+                    bench.tell(f"product {name}", f"{rows} rows{form}: rate", tflops=round(rate, 1))
 
 
 def run_engine(bench: Bench, model: BlockModel) -> None:
@@ -236,6 +222,7 @@ def run_engine(bench: Bench, model: BlockModel) -> None:
     every_other = StepMask(mask=(True, False) * (steps // 2), tail=0)
     first_block = FirstBlock(threshold=float("inf"), max_skips=1, tail=0)
     for side, rows in ((1024, 1), (512, 1), (512, 8)):
+        whole = None
         for name, rule in (("all steps", None), ("every other skipped", every_other), ("first block", first_block)):
             batch = flux_batch(bench, side, rows)
             shape = tuple(batch.latents.shape[1:])
@@ -252,7 +239,8 @@ def run_engine(bench: Bench, model: BlockModel) -> None:
             for row in requests:
                 driver.submit(row, "m", "denoise", DenoiseWork([row]))
                 driver.step()
-            bench.form(f"engine flux-{side}x{rows}", name, driver.step, rows)
+            took = bench.form(f"engine flux-{side}x{rows}", name, driver.step, rows, whole)
+            whole = whole or took
             for row in requests:
                 driver.cancel(row)
             driver.finish()
@@ -286,7 +274,7 @@ def run_wan(bench: Bench) -> None:
     blocks = model.merge()
     if not bench.tiny:
         compile_blocks(blocks, dynamic=False)
-    run_merged(bench, "wan-480p", model, batch, graphs=False)
+    run_forms(bench, "wan-480p", "compiled", model, batch)
 
 
 def run_sdxl(bench: Bench) -> None:
@@ -306,13 +294,23 @@ def run_sdxl(bench: Bench) -> None:
     )
     bench.form("sdxl", "eager", lambda: model.forward(batch))
     blocks = model.merge()
-    bench.form("sdxl", "merged eager", lambda: model.forward(batch))
+    run_forms(bench, "sdxl", "merged", model, batch)
+    transformers = [block for block in blocks if isinstance(block, BasicTransformerBlock)]
+    if not bench.tiny:  # each kind by itself: what compiling it gains, and what it costs at the start
+        compile_blocks(transformers, dynamic=False)
+    run_forms(bench, "sdxl", "transformer blocks compiled", model, batch)
     if not bench.tiny:
-        model.record()
-        bench.form("sdxl", "merged eager graph", lambda: model.forward(batch))
-        model.replay = None
-        compile_blocks(blocks, dynamic=False)
-    run_merged(bench, "sdxl", model, batch)
+        compile_blocks([block for block in blocks if block not in transformers], dynamic=False)
+    run_forms(bench, "sdxl", "compiled", model, batch)
+    if bench.tiny:
+        return
+    bench.free()
+    network = bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))
+    network.to(memory_format=torch.channels_last).compile(fullgraph=True)
+    inputs = (batch.latents.to(bench.dtype), batch.timesteps, batch.gather(encoders.PROMPT))
+    added = {"text_embeds": batch.gather(encoders.POOLED), "time_ids": batch.gather(unet.SIZES).to(bench.dtype)}
+    run = lambda: network(*inputs, added_cond_kwargs=added, return_dict=False)  # noqa: E731
+    bench.form("sdxl", "diffusers compiled", run)
 
 
 # ---- attention ----
@@ -339,7 +337,7 @@ def run_attention(bench: Bench) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["flux-1024", "flux-512", "flux-512x8", "engine", "wan-480p", "sdxl", "attention"]
+    names = ["flux-1024", "flux-512", "flux-512x8", "engine", "wan-480p", "sdxl", "attention", "products"]
     parser.add_argument("cases", nargs="*", default=names, help=f"of {', '.join(names)}")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true", help="on the CPU, with tiny models: checks the script")
@@ -348,9 +346,11 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = set(arguments.cases)
     torch._dynamo.config.recompile_limit = 64
-    bench = Bench(arguments.out, arguments.tiny, arguments.times)
+    bench = Bench(arguments.out, arguments.tiny, arguments.times, TARGETS, PEERS)
     if "attention" in cases:
         run_attention(bench)
+    if "products" in cases:
+        run_products(bench)
     if cases & {"flux-1024", "flux-512", "flux-512x8", "engine"}:
         run_flux(bench, cases, arguments.autotune)
         bench.free()

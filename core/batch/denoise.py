@@ -7,7 +7,7 @@ before the host has seen launch k. What the host learns later is only that a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -101,20 +101,27 @@ class DenoiseStage(Stage):
 
     def grant(self, row: Row, units: int) -> Grant:
         row = _denoise_row(row)
-        row.group = self.model.group(row)
+        row.group = self._group(row)
         return super().grant(row, units)
 
     def compatible(self, first: Row, row: Row) -> bool:
         first, row = _denoise_row(first), _denoise_row(row)
         if first.request.strict or row.request.strict:
             return False
-        return first.group == self.model.group(row)
+        return first.group == self._group(row)
+
+    def _group(self, row: DenoiseRow) -> Hashable:
+        """Rows with different adapters take turns: their mix could not be compiled once, and that is worth more than
+        sharing a pass."""
+        adapter = row.request.adapter
+        return self.model.group(row), None if adapter is None else adapter.data_ptr()
 
     # ---- launch ----
 
     def launch(self, plan: Plan) -> Ticket:
         rows = self._due(plan)
         with torch.inference_mode():
+            self._adapt(rows)
             if any(row.saved for row in rows):
                 reusing = self._begin(rows)
                 if reusing.distances is not None:
@@ -127,10 +134,15 @@ class DenoiseStage(Stage):
     def join(self, ticket: Ticket) -> None:
         """The one wait of a launch whose rows measure: the host learns how far each signal has moved."""
         reusing: ReusingPass = ticket.results
+        rows = self._due(ticket.plan)
         with torch.inference_mode():
-            predictions = reusing.complete(reusing.fetch_distances())
-            self._advance(self._due(ticket.plan), predictions)
+            self._adapt(rows)
+            self._advance(rows, reusing.complete(reusing.fetch_distances()))
             ticket.results = self._check(ticket.plan)
+
+    def _adapt(self, rows: list[DenoiseRow]) -> None:
+        if rows:
+            self.model.adapt(rows[0].request.adapter)
 
     def _due(self, plan: Plan) -> list[DenoiseRow]:
         """The rows that take their step now. A launch that failed is run again: nobody may take a step twice."""

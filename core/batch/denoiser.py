@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow
 from polymux.core.compute.replay import Replay
+from polymux.core.errors import InternalError
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,28 @@ class DenoiseBatch:
         )
 
 
+class Adapters(Protocol):
+    """The low-rank changes of a model, one set of them at a time."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether any is in force."""
+
+    def bind(self, weights: Tensor | None) -> None:
+        """From now on the model is changed by this adapter's block, (size,), or by none."""
+
+
 class DenoiseModel(ABC):
     """Predictions for rows at different timesteps, and what must agree for rows to share a pass."""
+
+    adapters: Adapters | None = None
+
+    def adapt(self, weights: Tensor | None) -> None:
+        """The next passes are changed by an adapter, or by none. Raises `InternalError` for a model without any."""
+        if self.adapters is not None:
+            self.adapters.bind(weights)
+        elif weights is not None:
+            raise InternalError("this model was loaded without adapters")
 
     @abstractmethod
     def forward(self, batch: DenoiseBatch) -> Tensor:
@@ -102,6 +123,17 @@ class Streams:
         return replace(self, hidden=torch.cat([self.hidden, other.hidden]), beside=beside)
 
 
+class Wrap(Protocol):
+    """Makes what stands in a merged model for `layer`, which computes the outputs of `parts` side by side."""
+
+    def __call__(self, layer: torch.nn.Module, *parts: torch.nn.Module) -> torch.nn.Module: ...
+
+
+def keep_layer(layer: torch.nn.Module, *parts: torch.nn.Module) -> torch.nn.Module:
+    """No adapter changes anything."""
+    return layer
+
+
 class BlockModel(DenoiseModel):
     """A transformer in four parts: `finish(body(head(embed(batch))))`. The blocks keep the hidden tokens' shape, so a
     row may leave out the body, or head and body, and add a saved residual instead."""
@@ -113,7 +145,7 @@ class BlockModel(DenoiseModel):
     """Whole passes as recorded graphs, see `record`."""
 
     def forward(self, batch: DenoiseBatch) -> Tensor:
-        if self.replay is None:
+        if self.replay is None or (self.adapters is not None and self.adapters.bound):
             return self.finish(self.body(self.head(self.embed(batch))))
         names = tuple(batch.conditions[0])
         values = [condition[name] for condition in batch.conditions for name in names]
@@ -129,9 +161,10 @@ class BlockModel(DenoiseModel):
         conditions = [dict(zip(names, values[at : at + len(names)])) for at in range(0, len(values), len(names))]
         return self.finish(self.body(self.head(self.embed(DenoiseBatch(latents, timesteps, conditions, expert)))))
 
-    def merge(self) -> Sequence[torch.nn.Module]:
+    def merge(self, wrap: Wrap = keep_layer) -> Sequence[torch.nn.Module]:
         """Bring the model into the form that runs fastest, and give the blocks that repeat: what is worth compiling.
-        Predictions stay the same; the model's own modules may be gone."""
+        Predictions stay the same; the model's own modules may be gone. `wrap` is asked about every layer that takes
+        others' place, before that."""
         return ()
 
     @abstractmethod

@@ -67,6 +67,8 @@ class DenoiseRequest:
     """After these many steps the caller is shown what is becoming of it."""
     strict: bool = False
     """Never share a pass, so that every bit of the latent is the same in any company."""
+    adapter: Tensor | None = None
+    """(size,), the block of the adapter that changes the model for this request; who holds it keeps it there."""
     publish: bool = True
     """Report every step to the caller; otherwise only the program sees the row."""
 

@@ -24,7 +24,7 @@ from polymux.core.tasks import Film, Paint
 from polymux.core.vocabulary import Failed, Submit
 from polymux.modalities.diffusion.front import PaintFront
 from polymux.modalities.diffusion.presets import Presets
-from polymux.modalities.diffusion.program import PaintProgram, load_painter
+from polymux.modalities.diffusion.program import Adapter, PaintProgram, load_painter
 from polymux.modalities.diffusion.unet import UNetDenoiser
 from polymux.modalities.diffusion.work import PaintWork
 
@@ -44,7 +44,9 @@ class ProbingProgram(PaintProgram):
 
     ratios: list[torch.Tensor]
 
-    async def _paint(self, job: Job, request: DenoiseRequest, index: int, work: PaintWork) -> None:
+    async def _paint(
+        self, job: Job, request: DenoiseRequest, index: int, work: PaintWork, adapter: Adapter | None
+    ) -> None:
         row = await job.start(self.denoiser, DenoiseRow(job, request, index))
         self.ratios += row.ratios
         if row.result is not None:  # a model that gives nothing that can be shown is not to be calibrated

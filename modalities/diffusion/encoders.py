@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymux.core.batch.denoiser import Adapters
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.modalities.diffusion.recipes import QWEN_PREFIX
-from polymux.modalities.diffusion.work import Prompt
+from polymux.modalities.diffusion.work import Prompt, Text
 
 PROMPT = "prompt"
 """Condition: the text's token embeddings, (text tokens, dim)."""
@@ -26,13 +27,20 @@ Conditions = dict[str, Tensor]
 
 
 class TextEncoders(OneShotModel):
-    """`Prompt` to the conditions of one branch. `encoders` in the order of the recipe's readings."""
+    """`Text` to the conditions of one branch. `encoders` in the order of the recipe's readings."""
+
+    adapters: Adapters | None = None
 
     def __init__(self, encoders: Sequence[Any]) -> None:
         self.encoders = list(encoders)
 
-    def forward(self, items: list[Prompt], slabs: list[Tensor]) -> list[Conditions]:
-        return [self.encode(item) for item in items]
+    def forward(self, items: list[Text], slabs: list[Tensor]) -> list[Conditions]:
+        conditions = []
+        for item in items:
+            if self.adapters is not None:
+                self.adapters.bind(item.adapter)
+            conditions.append(self.encode(item.prompt))
+        return conditions
 
     @abstractmethod
     def encode(self, prompt: Prompt) -> Conditions: ...

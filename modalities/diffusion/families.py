@@ -31,8 +31,10 @@ class Parts:
     def __init__(self, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> None:
         self.files = files
         self.index = files.json("model_index.json")
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
+        self.loaded: dict[str, torch.nn.Module] = {}
+        """Those that were asked for, by name."""
 
     def has(self, name: str) -> bool:
         named = self.index.get(name)
@@ -41,12 +43,18 @@ class Parts:
     def load(self, name: str, dtype: torch.dtype | None = None) -> Any:
         """Raises `ModelError` when the index names no such part, one of another library, or one without its files."""
         kind = self._find(name)
-        place = {"torch_dtype": dtype or self._dtype, "use_safetensors": True}
+        place = {"torch_dtype": dtype or self.dtype, "use_safetensors": True}
         try:
             part = kind.from_pretrained(self.files.path(name), **place)
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"{self.files.reference}: its {name} cannot be loaded: {error}") from error
-        return part.to(self._device).eval().requires_grad_(False)
+        self.loaded[name] = part.to(self._device).eval().requires_grad_(False)
+        return part
+
+    def adaptable(self) -> dict[str, torch.nn.Module]:
+        """Those of the loaded parts that adapters may change: denoisers and text encoders."""
+        kinds = ("transformer", "unet", "text_encoder")
+        return {name: part for name, part in self.loaded.items() if name.startswith(kinds)}
 
     def scheduler(self) -> Any:
         scheduler = self._find("scheduler").from_pretrained(self.files.path("scheduler"))

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from diffusers import FluxTransformer2DModel
 from torch import Tensor
+from torch.nn.functional import silu
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
-from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.batch.denoiser import DenoiseBatch, Streams, Wrap, keep_layer
 from polymux.core.errors import InvalidRequest
 from polymux.modalities.diffusion import schedules
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
-from polymux.modalities.diffusion.merged import MergedFluxDouble, MergedFluxSingle, halve_rotary
+from polymux.modalities.diffusion.merged import Merged, halve_rotary
+from polymux.modalities.diffusion.merged_flux import FluxStream, MergedFluxDouble, MergedFluxSingle, Steps, TorchSteps
+from polymux.modalities.diffusion.transformer import TransformerDenoiser
 
 GUIDANCE = "guidance"
 """Condition: the scale that a guidance-distilled transformer reads, () float32."""
@@ -39,40 +41,53 @@ class Layout:
     """The same, as merged blocks read them."""
 
 
-class FluxDenoiser(BlockModel):
+class FluxDenoiser(TransformerDenoiser):
     """Predicts velocities. The transformer's own modules run; the walk through them is ours."""
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
-        self.transformer: Any = transformer
-        self.transformer.eval().requires_grad_(False)
-        self.dtype = self.transformer.dtype
-        self.dim = self.transformer.inner_dim
-        self._blocks = [*self.transformer.transformer_blocks, *self.transformer.single_transformer_blocks]
+        blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+        super().__init__(transformer, blocks, 2)
+        self._steps: Steps = TorchSteps()
         self._doubles: list[MergedFluxDouble] = []
         self._singles: list[MergedFluxSingle] = []
+        self._modulations: list[torch.nn.Module] = []
+        """Of the first block, and of all others together: they are mostly the reading of weights."""
         self._layout = lru_cache(GRIDS)(self._make_layout)
 
-    def merge(self) -> list[torch.nn.Module]:
+    def merge(self, wrap: Wrap = keep_layer, steps: Steps | None = None) -> list[torch.nn.Module]:
         """Take the blocks' weights into merged ones, and give those. The transformer's own are gone after that."""
-        model = self.transformer
+        model, steps = self.transformer, steps or TorchSteps()
+        modulations = [
+            *([block.norm1.linear, block.norm1_context.linear] for block in model.transformer_blocks),
+            *([block.norm.linear] for block in model.single_transformer_blocks),
+        ]
+        for layers in (modulations[0], [layer for each in modulations[1:] for layer in each]):
+            self._modulations.append(wrap(Merged(layers), *layers))
         for place, block in enumerate(model.transformer_blocks):
-            self._doubles.append(MergedFluxDouble(block))
+            self._doubles.append(MergedFluxDouble(block, steps, wrap))
             if place:
                 model.transformer_blocks[place] = torch.nn.Identity()
             else:  # its first norm is what a step cache measures by
                 block.attn = block.ff = block.ff_context = torch.nn.Identity()
+                block.norm1.linear = wrap(block.norm1.linear, block.norm1.linear)
         for place, block in enumerate(model.single_transformer_blocks):
-            self._singles.append(MergedFluxSingle(block))
+            self._singles.append(MergedFluxSingle(block, steps, wrap))
             model.single_transformer_blocks[place] = torch.nn.Identity()
-        self._blocks = self._blocks[:1]
+        self.blocks = self.blocks[:1]
+        self.work_in(steps)
+        return self.merged
+
+    @property
+    def merged(self) -> list[torch.nn.Module]:
         return [*self._doubles, *self._singles]
 
-    def tokens(self, request: DenoiseRequest) -> int:
-        _, height, width = request.shape
-        return (height // 2) * (width // 2)
-
-    def size(self, request: DenoiseRequest) -> int:
-        return self.tokens(request) + request.conditions[0][PROMPT].shape[0]
+    def work_in(self, steps: Steps) -> None:
+        """The steps between the products of merged blocks. `steps.split` is that of the merge."""
+        self._steps = steps
+        for block in self.merged:
+            for module in block.modules():
+                if isinstance(module, FluxStream | MergedFluxSingle):
+                    module.steps = steps
 
     def embed(self, batch: DenoiseBatch) -> Streams:
         """Rounded like diffusers' pipeline: the timestep to the model's dtype first, then divided, then multiplied."""
@@ -90,24 +105,45 @@ class FluxDenoiser(BlockModel):
         beside = {"text": model.context_embedder(text), "modulation": modulation}
         return Streams(model.x_embedder(tokens), beside, self._layout(grid, text.shape[1]))
 
+    def run(self, block: Any, streams: Streams) -> Streams:
+        text, hidden = block(
+            hidden_states=streams.hidden,
+            encoder_hidden_states=streams.beside["text"],
+            temb=streams.beside["modulation"],
+            image_rotary_emb=streams.shared.rotary,
+        )
+        return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
+
     def head(self, streams: Streams) -> Streams:
-        if self._doubles:
-            return _run_merged(self._doubles[:1], [], streams)
-        return _run_block(self._blocks[0], streams)
+        return self._run_merged(0, 1, streams) if self._doubles else super().head(streams)
 
     def body(self, streams: Streams) -> Streams:
-        if self._doubles:
-            return _run_merged(self._doubles[1:], self._singles, streams)
-        for block in self._blocks[1:]:
-            streams = _run_block(block, streams)
-        return streams
+        if not self._doubles:
+            return super().body(streams)
+        return self._run_merged(1, len(self._doubles) + len(self._singles), streams)
+
+    def _run_merged(self, first: int, end: int, streams: Streams) -> Streams:
+        hidden, text = streams.hidden, streams.beside["text"]
+        cos, sin = streams.shared.halves
+        parts = self._modulations[min(first, 1)](silu(streams.beside["modulation"]))
+        for double in self._doubles[first:end]:
+            own, parts = parts[:, : 12 * self.dim], parts[:, 12 * self.dim :]
+            hidden, text = self._steps.run_double(double, hidden, text, own, cos, sin)
+        self._steps.settle(text)
+        if end > len(self._doubles):
+            joined = torch.cat([text, hidden], 1)
+            for single in self._singles:
+                own, parts = parts[:, : 3 * self.dim], parts[:, 3 * self.dim :]
+                joined = single(joined, own, cos, sin)
+            text, hidden = joined[:, : text.shape[1]], joined[:, text.shape[1] :]
+        return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
 
     def finish(self, streams: Streams) -> Tensor:
         hidden = self.transformer.norm_out(streams.hidden, streams.beside["modulation"])
         return unpack_latents(self.transformer.proj_out(hidden).float(), streams.shared.grid)
 
     def modulate(self, streams: Streams) -> Tensor:
-        return self._blocks[0].norm1(streams.hidden, emb=streams.beside["modulation"])[0]
+        return self.blocks[0].norm1(streams.hidden, emb=streams.beside["modulation"])[0]
 
     def _make_layout(self, grid: tuple[int, int], text_tokens: int) -> Layout:
         height, width = grid
@@ -117,29 +153,6 @@ class FluxDenoiser(BlockModel):
         picture[..., 2] = torch.arange(width, device=positions.device)[None, :]
         cos, sin = self.transformer.pos_embed(positions)
         return Layout(grid, (cos, sin), halve_rotary(cos, sin))
-
-
-def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
-    text, hidden = block(
-        hidden_states=streams.hidden,
-        encoder_hidden_states=streams.beside["text"],
-        temb=streams.beside["modulation"],
-        image_rotary_emb=streams.shared.rotary,
-    )
-    return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
-
-
-def _run_merged(doubles: list[MergedFluxDouble], singles: list[MergedFluxSingle], streams: Streams) -> Streams:
-    hidden, text, modulation = streams.hidden, streams.beside["text"], streams.beside["modulation"]
-    cos, sin = streams.shared.halves
-    for double in doubles:
-        hidden, text = double(hidden, text, modulation, cos, sin)
-    if singles:
-        joined = torch.cat([text, hidden], 1)
-        for single in singles:
-            joined = single(joined, modulation, cos, sin)
-        text, hidden = joined[:, : text.shape[1]], joined[:, text.shape[1] :]
-    return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
 
 
 def pack_latents(latents: Tensor) -> Tensor:

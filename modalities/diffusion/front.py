@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,6 +52,8 @@ class PaintFront(Front):
         self.spellers = spellers
         self.multiple = multiple
         self.quality = quality
+        self.adapter: str | None = None
+        self.adapters: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any] | None = None) -> PaintFront:
@@ -61,7 +64,18 @@ class PaintFront(Front):
         options = options or {}
         recipe = adjust_recipe(find(files), options)
         spellers = [Speller.load(files, reading.tokenizer, reading.length) for reading in recipe.readings]
-        return cls(recipe, spellers, size_multiple(files, recipe.kind), str(options.get("quality", "")))
+        front = cls(recipe, spellers, size_multiple(files, recipe.kind), str(options.get("quality", "")))
+        front.adapters = tuple(options.get("adapters", ()))
+        return front
+
+    def variants(self) -> dict[str, Front]:
+        """This front once per adapter; tokenizers are shared."""
+        return {name: self._adapt(name) for name in self.adapters}
+
+    def _adapt(self, name: str) -> PaintFront:
+        front = copy(self)
+        front.adapter, front.adapters = name, ()
+        return front
 
     def prepare(self, task: str, ask: msgspec.Struct) -> Prepared:
         recipe = self.recipe
@@ -103,6 +117,7 @@ class PaintFront(Front):
             source=self._source(ask, width, height),
             previews=ask.previews,
             quality=quality,
+            adapter=self.adapter,
             strict=ask.strict,
         )
         return Prepared(work)
@@ -175,6 +190,8 @@ class PaintFront(Front):
             "max_pixels": MOST_PIXELS if self.recipe.most_pixels is None else self.recipe.most_pixels,
             "default_steps": self.recipe.steps,
             "default_size": "x".join(map(str, self.recipe.size)),
+            **({"adapters": list(self.adapters)} if self.adapters else {}),
+            **({"adapter": self.adapter} if self.adapter else {}),
         }
         if self.recipe.frames:
             default, apart = self.recipe.frames

@@ -9,34 +9,26 @@ import torch
 from diffusers import PixArtTransformer2DModel
 from torch import Tensor
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.denoiser import DenoiseBatch, Streams
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.modalities.diffusion.encoders import MASK, PROMPT
 from polymux.modalities.diffusion.sd3 import unpatchify
+from polymux.modalities.diffusion.transformer import TransformerDenoiser
 
 MASKED = -10_000.0
 """What diffusers adds to the score of a padded token."""
 
 
-class PixArtDenoiser(BlockModel):
+class PixArtDenoiser(TransformerDenoiser):
     """Predicts noise; the variance that the model learned beside it is left out, as no scheduler here reads it."""
 
     def __init__(self, transformer: PixArtTransformer2DModel, scale: int = 8) -> None:
         """`scale`: pixels along the side of one latent pixel."""
+        super().__init__(transformer, transformer.transformer_blocks, transformer.config.patch_size)
         self._scale = scale
-        self.transformer: Any = transformer
-        self.transformer.eval().requires_grad_(False)
-        self.dtype = self.transformer.dtype
-        self.dim = self.transformer.inner_dim
-        self._patch = self.transformer.config.patch_size
-        self._blocks = list(self.transformer.transformer_blocks)
-
-    def tokens(self, request: DenoiseRequest) -> int:
-        _, height, width = request.shape
-        return (height // self._patch) * (width // self._patch)
 
     def size(self, request: DenoiseRequest) -> int:
-        return self.tokens(request)
+        return self.tokens(request)  # the text is only looked at
 
     def embed(self, batch: DenoiseBatch) -> Streams:
         model = self.transformer
@@ -62,36 +54,24 @@ class PixArtDenoiser(BlockModel):
         resolution[:, 0], resolution[:, 1] = height * self._scale, width * self._scale
         return {"resolution": resolution, "aspect_ratio": resolution.new_full((rows, 1), height / width)}
 
-    def merge(self) -> list[torch.nn.Module]:
-        return list(self._blocks)
-
-    def head(self, streams: Streams) -> Streams:
-        return _run_block(self._blocks[0], streams)
-
-    def body(self, streams: Streams) -> Streams:
-        for block in self._blocks[1:]:
-            streams = _run_block(block, streams)
-        return streams
+    def run(self, block: Any, streams: Streams) -> Streams:
+        hidden = block(
+            streams.hidden,
+            encoder_hidden_states=streams.beside["text"],
+            encoder_attention_mask=streams.beside["bias"],
+            timestep=streams.beside["time"],
+        )
+        return replace(streams, hidden=hidden)
 
     def finish(self, streams: Streams) -> Tensor:
         model = self.transformer
         table = model.scale_shift_table[None] + streams.beside["embedded"][:, None]
         shift, scale = table.chunk(2, dim=1)
         hidden = model.norm_out(streams.hidden) * (1 + scale) + shift
-        return unpatchify(model.proj_out(hidden), streams.shared, self._patch)[:, : model.config.in_channels].float()
+        return unpatchify(model.proj_out(hidden), streams.shared, self.patch)[:, : model.config.in_channels].float()
 
     def modulate(self, streams: Streams) -> Tensor:
-        block = self._blocks[0]
+        block = self.blocks[0]
         time = streams.beside["time"].reshape(len(streams.hidden), 6, -1)
         shift, scale = (block.scale_shift_table[None] + time)[:, :2].chunk(2, dim=1)
         return block.norm1(streams.hidden) * (1 + scale) + shift
-
-
-def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
-    hidden = block(
-        streams.hidden,
-        encoder_hidden_states=streams.beside["text"],
-        encoder_attention_mask=streams.beside["bias"],
-        timestep=streams.beside["time"],
-    )
-    return replace(streams, hidden=hidden)

@@ -14,10 +14,11 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 from torch.nn.functional import pad
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.denoiser import DenoiseBatch, Streams
 from polymux.core.batch.trajectory import DenoiseRequest, DenoiseRow
 from polymux.modalities.diffusion.encoders import PROMPT
 from polymux.modalities.diffusion.flux import pack_latents, unpack_latents
+from polymux.modalities.diffusion.transformer import TransformerDenoiser
 
 CLASS = 64
 """Tokens by which text lengths are told apart: nobody pads more than that."""
@@ -31,25 +32,14 @@ class Layout:
     rotary: tuple[Tensor, Tensor]
 
 
-class QwenDenoiser(BlockModel):
+class QwenDenoiser(TransformerDenoiser):
     """Predicts velocities. A latent is (channels, height, width); two by two of its pixels make one token."""
 
     def __init__(self, transformer: QwenImageTransformer2DModel) -> None:
-        self.transformer: Any = transformer
-        self.transformer.eval().requires_grad_(False)
-        self.dtype = self.transformer.dtype
-        self.dim = self.transformer.inner_dim
-        self._blocks = list(self.transformer.transformer_blocks)
+        super().__init__(transformer, transformer.transformer_blocks, 2)
 
     def group(self, row: DenoiseRow) -> Hashable:
         return row.request.shape, *(-(-length // CLASS) for length in _lengths(row.request))
-
-    def tokens(self, request: DenoiseRequest) -> int:
-        _, height, width = request.shape
-        return (height // 2) * (width // 2)
-
-    def size(self, request: DenoiseRequest) -> int:
-        return self.tokens(request) + max(_lengths(request))
 
     def embed(self, batch: DenoiseBatch) -> Streams:
         model = self.transformer
@@ -71,23 +61,22 @@ class QwenDenoiser(BlockModel):
         rotary = model.pos_embed([[(1, *grid)]], max_txt_seq_len=longest, device=hidden.device)
         return Streams(hidden, beside, Layout(grid, rotary))
 
-    def merge(self) -> list[torch.nn.Module]:
-        return list(self._blocks)
-
-    def head(self, streams: Streams) -> Streams:
-        return _run_block(self._blocks[0], streams)
-
-    def body(self, streams: Streams) -> Streams:
-        for block in self._blocks[1:]:
-            streams = _run_block(block, streams)
-        return streams
+    def run(self, block: Any, streams: Streams) -> Streams:
+        text, hidden = block(
+            hidden_states=streams.hidden,
+            encoder_hidden_states=streams.beside["text"],
+            encoder_hidden_states_mask=streams.beside.get("mask"),
+            temb=streams.beside["modulation"],
+            image_rotary_emb=streams.shared.rotary,
+        )
+        return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})
 
     def finish(self, streams: Streams) -> Tensor:
         hidden = self.transformer.norm_out(streams.hidden, streams.beside["modulation"])
         return unpack_latents(self.transformer.proj_out(hidden).float(), streams.shared.grid)
 
     def modulate(self, streams: Streams) -> Tensor:
-        block = self._blocks[0]
+        block = self.blocks[0]
         shift, scale, _ = block.img_mod(streams.beside["modulation"]).chunk(2, -1)[0].chunk(3, -1)
         return block.img_norm1(streams.hidden) * (1 + scale[:, None]) + shift[:, None]
 
@@ -104,14 +93,3 @@ class QwenDenoiser(BlockModel):
 
 def _lengths(request: DenoiseRequest) -> list[int]:
     return [condition[PROMPT].shape[0] for condition in request.conditions]
-
-
-def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
-    text, hidden = block(
-        hidden_states=streams.hidden,
-        encoder_hidden_states=streams.beside["text"],
-        encoder_hidden_states_mask=streams.beside.get("mask"),
-        temb=streams.beside["modulation"],
-        image_rotary_emb=streams.shared.rotary,
-    )
-    return replace(streams, hidden=hidden, beside={**streams.beside, "text": text})

@@ -9,28 +9,16 @@ import torch
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
-from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.batch.denoiser import DenoiseBatch, Streams
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
+from polymux.modalities.diffusion.transformer import TransformerDenoiser
 
 
-class StableDiffusion3Denoiser(BlockModel):
+class StableDiffusion3Denoiser(TransformerDenoiser):
     """Predicts velocities. Picture and text flow through the blocks together; the last block drops the text."""
 
     def __init__(self, transformer: SD3Transformer2DModel) -> None:
-        self.transformer: Any = transformer
-        self.transformer.eval().requires_grad_(False)
-        self.dtype = self.transformer.dtype
-        self.dim = self.transformer.inner_dim
-        self._patch = self.transformer.config.patch_size
-        self._blocks = list(self.transformer.transformer_blocks)
-
-    def tokens(self, request: DenoiseRequest) -> int:
-        _, height, width = request.shape
-        return (height // self._patch) * (width // self._patch)
-
-    def size(self, request: DenoiseRequest) -> int:
-        return self.tokens(request) + request.conditions[0][PROMPT].shape[0]
+        super().__init__(transformer, transformer.transformer_blocks, transformer.config.patch_size)
 
     def embed(self, batch: DenoiseBatch) -> Streams:
         model = self.transformer
@@ -39,33 +27,21 @@ class StableDiffusion3Denoiser(BlockModel):
         text = model.context_embedder(batch.gather(PROMPT).to(self.dtype))
         return Streams(hidden, {"text": text, "modulation": modulation}, tuple(batch.latents.shape[-2:]))
 
-    def merge(self) -> list[torch.nn.Module]:
-        return list(self._blocks)
-
-    def head(self, streams: Streams) -> Streams:
-        return _run_block(self._blocks[0], streams)
-
-    def body(self, streams: Streams) -> Streams:
-        for block in self._blocks[1:]:
-            streams = _run_block(block, streams)
-        return streams
+    def run(self, block: Any, streams: Streams) -> Streams:
+        text, hidden = block(
+            hidden_states=streams.hidden,
+            encoder_hidden_states=streams.beside["text"],
+            temb=streams.beside["modulation"],
+        )
+        beside = streams.beside if text is None else {**streams.beside, "text": text}
+        return replace(streams, hidden=hidden, beside=beside)
 
     def finish(self, streams: Streams) -> Tensor:
         hidden = self.transformer.norm_out(streams.hidden, streams.beside["modulation"])
-        return unpatchify(self.transformer.proj_out(hidden), streams.shared, self._patch).float()
+        return unpatchify(self.transformer.proj_out(hidden), streams.shared, self.patch).float()
 
     def modulate(self, streams: Streams) -> Tensor:
-        return self._blocks[0].norm1(streams.hidden, emb=streams.beside["modulation"])[0]
-
-
-def _run_block(block: torch.nn.Module, streams: Streams) -> Streams:
-    text, hidden = block(
-        hidden_states=streams.hidden,
-        encoder_hidden_states=streams.beside["text"],
-        temb=streams.beside["modulation"],
-    )
-    beside = streams.beside if text is None else {**streams.beside, "text": text}
-    return replace(streams, hidden=hidden, beside=beside)
+        return self.blocks[0].norm1(streams.hidden, emb=streams.beside["modulation"])[0]
 
 
 def unpatchify(tokens: Tensor, size: tuple[int, int], patch: int) -> Tensor:

@@ -8,28 +8,37 @@ from typing import Any
 
 import torch
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseModel
+from polymux.core.batch.denoiser import BlockModel, DenoiseModel, Wrap, keep_layer
 from polymux.core.errors import ConfigError
+from polymux.modalities.diffusion.flux import FluxDenoiser
 from polymux.modalities.diffusion.merged import compile_blocks
 
 
-def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any]) -> None:
-    """`compile`: merge projections and compile the repeated blocks (the first pass of a shape takes seconds); by
-    default on CUDA only. `graphs`: replay whole passes, on CUDA only; off by default, as it keeps their memory.
+def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], wrap: Wrap = keep_layer) -> None:
+    """`kernels`: merge projections, with kernels of our own between the products; by default where the model has such,
+    unless `compile` is given. `compile`: merge projections and compile the repeated blocks (the first pass of a shape
+    takes seconds); by default for all others. Both on CUDA only, unless asked for. `graphs`: replay whole passes; off
+    by default, as it keeps their memory.
 
     Raises `ConfigError`.
     """
-    compiled, graphs = (
-        options.get("compile", device.type == "cuda" and find_spec("triton") is not None),
-        options.get("graphs", False),
-    )
-    if not isinstance(compiled, bool) or not isinstance(graphs, bool):
-        raise ConfigError("compile and graphs are true or false", param="compile")
+    able = device.type == "cuda" and find_spec("triton") is not None
+    own = isinstance(model, FluxDenoiser)
+    kernels = options.get("kernels", able and own and "compile" not in options)
+    compiled, graphs = options.get("compile", able and not kernels), options.get("graphs", False)
+    if not all(isinstance(each, bool) for each in (kernels, compiled, graphs)):
+        raise ConfigError("kernels, compile and graphs are true or false", param="compile")
     if graphs and device.type != "cuda":
         raise ConfigError("graphs are recorded on CUDA only", param="graphs")
+    if kernels and (compiled or not (able and own)):
+        raise ConfigError("kernels are for FLUX on CUDA, and stand in for compile", param="kernels")
     if not isinstance(model, BlockModel):
         return
+    if kernels and isinstance(model, FluxDenoiser):
+        from polymux.modalities.diffusion.flux_kernels import KernelSteps  # needs triton
+
+        model.merge(wrap, KernelSteps())
     if compiled:
-        compile_blocks(model.merge())
+        compile_blocks(model.merge(wrap))
     if graphs:
         model.record()

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, Wrap, keep_layer
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.errors import ModelError
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
@@ -49,10 +50,17 @@ class UNetDenoiser(BlockModel):
         self.dim = resnet.in_channels - self.unet.config.block_out_channels[0]
         self._halvings: int = 2**self.unet.num_upsamplers
 
-    def merge(self) -> list[torch.nn.Module]:
+    def merge(self, wrap: Wrap = keep_layer) -> list[torch.nn.Module]:
         """Convolutions read pixels channel by channel; each attention's projections become one."""
         self.unet.to(memory_format=torch.channels_last)
         self.unet.fuse_qkv_projections()
+        for module in self.unet.modules():
+            if not isinstance(module, Attention):
+                continue
+            if hasattr(module, "to_qkv"):
+                module.to_qkv = wrap(module.to_qkv, module.to_q, module.to_k, module.to_v)
+            if hasattr(module, "to_kv"):
+                module.to_kv = wrap(module.to_kv, module.to_k, module.to_v)
         kinds = (BasicTransformerBlock, ResnetBlock2D)
         return [module for module in self.unet.modules() if isinstance(module, kinds)]
 

@@ -11,7 +11,7 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import Tensor
 
-from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams
+from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, Wrap, keep_layer
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.modalities.diffusion.encoders import PROMPT
 from polymux.modalities.diffusion.merged import MergedWan, halve_rotary, modulate
@@ -54,12 +54,12 @@ class WanDenoiser(BlockModel):
         self._merged = False
         self._rotary = lru_cache(GRIDS)(self._make_rotary)
 
-    def merge(self) -> list[torch.nn.Module]:
+    def merge(self, wrap: Wrap = keep_layer) -> list[torch.nn.Module]:
         """Take the blocks' weights into merged ones, and give those. Only of models that make clips of a text alone."""
         if self.experts[0].config.image_dim is not None or self.experts[0].config.added_kv_proj_dim is not None:
             return []
         for place, model in enumerate(self.experts):
-            self._blocks[place] = [MergedWan(block) for block in self._blocks[place]]
+            self._blocks[place] = [MergedWan(block, wrap) for block in self._blocks[place]]
             model.blocks = torch.nn.ModuleList()
         self._merged = True
         self._rotary.cache_clear()

@@ -7,8 +7,13 @@ there; `Ended(receipt)`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import msgspec
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICTURE = "picture"
 PREVIEW = "preview"
@@ -26,6 +31,14 @@ class Prompt(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         return max(map(len, self.ids))
+
+
+class Text(NamedTuple):
+    """What a text encoder is given, in the engine."""
+
+    prompt: Prompt
+    adapter: Tensor | None
+    """(size,): the block of the adapter that changes the encoder."""
 
 
 class Source(msgspec.Struct, kw_only=True):
@@ -59,6 +72,8 @@ class PaintWork(msgspec.Struct, kw_only=True):
     """Pictures in between that the caller wants to see, of each."""
     quality: str = ""
     """A preset of step caching, by name; empty: what the operator set."""
+    adapter: str | None = None
+    """The name of the adapter that changes the model for these pictures."""
     strict: bool = False
     """Bitwise the same whatever else runs: no row shares a pass with another request's."""
 

@@ -27,7 +27,8 @@ REFUSED = ("use_dora", "modules_to_save", "layer_replication", "trainable_token_
 
 @dataclass(frozen=True)
 class Pair:
-    """The two matrices for one linear layer: `down` is (rank, in), `up` is (out, rank)."""
+    """The two matrices for one linear layer: `down` is (rank, in), `up` is (out, rank). A convolution's are read as
+    matrices too."""
 
     down: str
     """Their keys in the file."""
@@ -58,13 +59,13 @@ class AdapterFiles:
                 raise ModelError(f"adapter {name}: there is no {each.name} in {folder}")
         config = read_json(config_path)
         _check(name, config)
-        return cls(name, path, _read_pairs(name, path, config), _digest(config_path, path))
+        return cls(name, path, _read_pairs(name, path, config), digest_files(config_path, path))
 
     def read(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Per linear layer its two matrices, scaled: their product is what the layer's weight changes by."""
         with safe_open(self.path, framework="pt") as file:
             return {
-                module: (file.get_tensor(pair.down), file.get_tensor(pair.up) * pair.scale)
+                module: (file.get_tensor(pair.down).flatten(1), file.get_tensor(pair.up).flatten(1) * pair.scale)
                 for module, pair in self.pairs.items()
             }
 
@@ -101,7 +102,7 @@ def _pair(name: str, module: str, halves: dict[str, tuple[str, list[int]]], conf
     if halves.keys() != {"A", "B"}:
         raise ModelError(f"adapter {name}: {module} has one of its two matrices only")
     (down, inner), (up, outer) = halves["A"], halves["B"]
-    if len(inner) != 2 or len(outer) != 2 or inner[0] != outer[1] or not inner[0]:
+    if len(inner) not in (2, 4) or len(outer) != len(inner) or inner[0] != math.prod(outer[1:]) or not inner[0]:
         raise ModelError(f"adapter {name}: the matrices of {module} are {inner} and {outer}, no pair")
     rank = inner[0]
     alpha = config.get("lora_alpha", rank)
@@ -112,10 +113,11 @@ def _pair(name: str, module: str, halves: dict[str, tuple[str, list[int]]], conf
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ModelError(f"adapter {name}: lora_alpha is {alpha!r}, not a number")
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-    return Pair(down, up, inner[1], outer[0], rank, scale)
+    return Pair(down, up, math.prod(inner[1:]), outer[0], rank, scale)
 
 
-def _digest(*paths: Path) -> bytes:
+def digest_files(*paths: Path) -> bytes:
+    """Names the content of files."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     for path in paths:
         with path.open("rb") as file:

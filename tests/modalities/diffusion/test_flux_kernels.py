@@ -1,0 +1,100 @@
+"""FLUX's kernels against plain torch: on a card, or in Triton's interpreter.
+
+TRITON_INTERPRET=1 pytest -m gpu tests/modalities/diffusion/test_flux_kernels.py   (without a card)
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from polymux.core.batch.denoiser import DenoiseBatch
+from polymux.core.testing.denoising import tiny_flux
+from polymux.modalities.diffusion import flux
+from polymux.modalities.diffusion.merged_flux import TorchSteps
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
+
+pytest.importorskip("triton")
+
+from polymux.modalities.diffusion.flux_kernels import KernelSteps  # noqa: E402
+
+DTYPES = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+ROWS, HEADS, DIM = 3, 6, 16
+WIDTH = HEADS * DIM
+
+
+def draw(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    bound = DTYPES[ours.dtype]
+    torch.testing.assert_close(ours, theirs, atol=bound, rtol=bound)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture
+def parts(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Columns of one matrix, as the model cuts them."""
+    return list(draw(ROWS, 7 * WIDTH, dtype=dtype)[:, WIDTH:].chunk(6, -1))
+
+
+def test_norms_and_sums(dtype: torch.dtype, parts: list[torch.Tensor]) -> None:
+    hidden, more = draw(ROWS, 5, WIDTH, dtype=dtype), draw(ROWS, 9, WIDTH, dtype=dtype)[:, 2:7]
+    ours, theirs = KernelSteps(), TorchSteps()
+    assert_near(ours.normalise(hidden, *parts[:2]), theirs.normalise(hidden, *parts[:2]))
+    assert_near(ours.add(hidden, more, parts[2]), theirs.add(hidden, more, parts[2]))
+    for own, other in zip(ours.add_normalise(hidden, more, *parts[:3]), theirs.add_normalise(hidden, more, *parts[:3])):
+        assert_near(own, other)
+
+
+def test_heads_are_normalised_and_turned(dtype: torch.dtype) -> None:
+    angles = draw(12, 1, DIM // 2, dtype=torch.float32)
+    cos, sin = angles.cos(), angles.sin()
+    weights = draw(4, DIM, dtype=dtype)
+    text, picture = draw(ROWS, 5, 3 * WIDTH, dtype=dtype), draw(ROWS, 7, 3 * WIDTH, dtype=dtype)
+    streams = [(text, weights[0], weights[1]), (picture, weights[2], weights[3])]
+    for own, other in zip(KernelSteps().turn(streams, 1e-6, cos, sin), TorchSteps().turn(streams, 1e-6, cos, sin)):
+        assert_near(own, other)
+    wide = draw(ROWS, 12, 4 * WIDTH, dtype=dtype)
+    before = wide.clone()
+    expected = TorchSteps().turn([(wide[..., : 3 * WIDTH], weights[0], weights[1])], 1e-6, cos, sin)
+    expected = [each.clone() for each in expected]
+    turned = KernelSteps().turn([(wide[..., : 3 * WIDTH], weights[0], weights[1])], 1e-6, cos, sin)
+    for own, other in zip(turned, expected):
+        assert_near(own, other)
+    assert torch.equal(wide[..., 2 * WIDTH :], before[..., 2 * WIDTH :]), "what is beside is not touched"
+
+
+def test_the_activation_joins_what_attention_gave(dtype: torch.dtype) -> None:
+    joined, inner = draw(ROWS, 5, WIDTH, dtype=dtype), draw(ROWS, 5, 7 * WIDTH, dtype=dtype)[..., 3 * WIDTH :]
+    assert_near(KernelSteps().join(joined, inner), TorchSteps().join(joined, inner))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_model_predicts_the_same(rows: int, split: bool) -> None:
+    torch.manual_seed(3)
+    conditions = [
+        {flux.PROMPT: torch.randn(5, 12), flux.POOLED: torch.randn(10), flux.GUIDANCE: torch.tensor(2.0 + row)}
+        for row in range(rows)
+    ]
+    conditions = [{name: value.to(DEVICE) for name, value in each.items()} for each in conditions]
+    times = torch.linspace(900, 20, rows, device=DEVICE)
+    batch = DenoiseBatch(torch.randn(rows, 4, 6, 8).to(DEVICE), times, conditions)
+    model = flux.FluxDenoiser(tiny_flux().to(DEVICE))
+    with torch.inference_mode():
+        before = model.forward(batch)
+        model.merge(steps=KernelSteps(split=split))
+        torch.testing.assert_close(model.forward(batch), before, atol=5e-5, rtol=1e-3)
