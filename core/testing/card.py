@@ -4,7 +4,7 @@
         ...                      launches on CPU tensors are noted; their outputs hold whatever was in memory
     card.variants                kernels as they would have been compiled, each a name and its specialisation
 
-With `compile=True` they are really compiled, for a Hopper: what Triton or the assembler refuses is found anywhere.
+While `card.compile` is set they are really compiled, for a Hopper: what Triton or the assembler refuses is found here.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class _Driver:
 class Card:
     """What was launched."""
 
+    compile: bool = False
     variants: set[tuple[str, str]] = field(default_factory=set)
     compiled: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 @contextmanager
-def pretend_card(*, compile: bool = False) -> Iterator[Card]:
+def pretend_card() -> Iterator[Card]:
     """Launches inside are noted, not run."""
     card = Card()
     run = JITFunction.run
@@ -58,7 +59,7 @@ def pretend_card(*, compile: bool = False) -> Iterator[Card]:
         _, specialization, settings = binder(*args, **options, debug=False)
         variant = (kernel.fn.__qualname__, f"{kernel.fn.__module__} {specialization} {sorted(settings.items())}")
         card.variants.add(variant)
-        if compile and variant not in card.compiled:
+        if card.compile and variant not in card.compiled:
             card.compiled[variant] = run(kernel, *args, grid=grid, warmup=True, **options)
 
     active = driver._active

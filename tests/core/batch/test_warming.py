@@ -143,3 +143,13 @@ def test_every_kernel_that_serving_needs_is_compiled_before(loaded: tuple[TokenS
     late = sorted(f"{name}: {variant}" for name, variant in card.variants - ready)
     assert not late, "\n".join(late)
     assert len(ready) < 60
+
+
+@pytest.mark.slow
+def test_all_of_them_compile_for_a_hopper(loaded: tuple[TokenStage, Card]) -> None:
+    """What Triton or the assembler would refuse there, it refuses here."""
+    stage, card = loaded
+    card.compile = True
+    stage.rehearse()
+    assert {name for name, _ in card.compiled} >= {"_read", "_join", "_attend", "_rotate", "_read_prefix", "_draw"}
+    assert all(kernel.asm["cubin"] for kernel in card.compiled.values())
