@@ -5,7 +5,10 @@ its own; prompts are token ids, so that lengths are exact. Arrivals are Poisson 
 half and one and a half times their mean; the load and the peer's figures are those of vLLM 0.26.0's own server on the
 same kind of card, measured on another day.
 
-PYTHONPATH=benchmarks python benchmarks/gpu/online.py --shapes benchmarks/gpu/shapes.json --model qwen3-8b --out FILE
+With --starts 2 the server is started twice: without compiled kernels, then with those of the first time.
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/online.py --model qwen3-8b --out FILE
+With --tiny: a small model of the same structure on the CPU, to see that it runs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 import time
@@ -32,6 +36,8 @@ LOADS = {  # (arrivals a second, mean prompt): the peer's p99 of first token and
     (16, 2400): (307.0, 117.0),
 }
 ANSWER = 128
+
+TINY_LOADS = {(8, 24): (41.0, 14.0)}
 
 
 @dataclass
@@ -61,13 +67,16 @@ async def complete(port: int, prompt: list[int], tokens: int) -> Stream:
     return stream
 
 
-async def load(port: int, rate: float, prompt: int, count: int) -> tuple[list[Stream], float]:
+async def load(
+    port: int, rate: float, prompt: int, count: int, words: int = 20_000, answer: int = ANSWER
+) -> tuple[list[Stream], float]:
+    """Streams of `count` requests, with token ids up to `words`; and how long it took."""
     draw = random.Random(0)
     tasks = []
     begin = time.perf_counter()
     for _ in range(count):
-        ids = [draw.randint(300, 20000) for _ in range(draw.randint(prompt // 2, prompt * 3 // 2))]
-        tasks.append(asyncio.create_task(complete(port, ids, draw.randint(ANSWER // 2, ANSWER * 3 // 2))))
+        ids = [draw.randint(min(300, words - 20), words) for _ in range(draw.randint(prompt // 2, prompt * 3 // 2))]
+        tasks.append(asyncio.create_task(complete(port, ids, draw.randint(answer // 2, answer * 3 // 2))))
         await asyncio.sleep(draw.expovariate(rate))
     return await asyncio.gather(*tasks), time.perf_counter() - begin
 
@@ -77,9 +86,9 @@ def percentile(values: list[float], share: float) -> float:
     return 1000 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def report_start(server: Server, args: argparse.Namespace) -> None:
+def report_start(server: Server, args: argparse.Namespace, which: str) -> None:
     """The stages of the start, and the first token."""
-    asyncio.run(complete(server.port, [400] * 64, 1))
+    asyncio.run(complete(server.port, [300] * 64, 1))
     first = time.perf_counter() - server.began
     print(
         f"listening {server.listening:.1f} s, ready {server.ready:.1f} s, first token {first:.1f} s; {server.facts}",
@@ -88,37 +97,46 @@ def report_start(server: Server, args: argparse.Namespace) -> None:
     if args.out:
         stages = {"gateway listening": server.listening, "engine ready": server.ready, "first token": first}
         named = {f"start to {stage}": seconds for stage, seconds in stages.items()}
-        named |= {f"of its start, {name}": seconds for name, seconds in server.facts.get("start_seconds", {}).items()}
+        parts = server.facts["facts"].get("start_seconds", {})
+        named |= {f"of its start, {name}": seconds for name, seconds in parts.items()}
         for name, seconds in named.items():
-            what = f"{args.model} shape, {name}"
+            what = f"{args.model} shape, {name}{which}"
             record("online", what, seconds, "s", results=args.out, hardware=args.hardware)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=Path, required=True)
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals at every rate")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--log", type=int, default=2000, help="characters of the server's log to show at the end")
     args = parser.parse_args()
-    from shape import write_shape  # after the arguments: it brings torch
+    from shape import write_shape  # after the arguments: they bring torch
+    from shapes import shrink
 
+    loads = TINY_LOADS if args.tiny else LOADS
+    words, answer, warm, device = (310, 8, 8, "cpu") if args.tiny else (20_000, ANSWER, 64, "cuda")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
+        os.environ["TRITON_CACHE_DIR"] = f"{scratch}/kernels"
         begin = time.perf_counter()
-        write_shape(json.loads(args.shapes.read_text())[args.model], folder, args.device)
+        shape = json.loads(args.shapes.read_text())[args.model]
+        write_shape(shrink(shape) if args.tiny else shape, folder, device)
         args.hardware = release()
         print(f"wrote the weights in {time.perf_counter() - begin:.1f} s", flush=True)
-        with serve(folder, args.device, shown=args.log) as server:
-            report_start(server, args)
-            port = server.port
-            warm, _ = asyncio.run(load(port, 8, 512, 64))
-            del warm
-            for (rate, prompt), (peer_first, peer_between) in LOADS.items():
-                streams, seconds = asyncio.run(load(port, rate, prompt, int(rate * args.seconds)))
-                report(args, rate, prompt, streams, seconds, peer_first, peer_between)
+        for start in range(args.starts):
+            with serve(folder, device, "float32" if args.tiny else "bfloat16", shown=args.log) as server:
+                report_start(server, args, ", kernels compiled before" if start else "")
+                if start < args.starts - 1:
+                    continue
+                asyncio.run(load(server.port, 8, 16 if args.tiny else 512, warm, words, answer))
+                for (rate, prompt), (peer_first, peer_between) in loads.items():
+                    count = int(rate * (2.0 if args.tiny else args.seconds))
+                    streams, seconds = asyncio.run(load(server.port, rate, prompt, count, words, answer))
+                    report(args, rate, prompt, streams, seconds, peer_first, peer_between)
 
 
 def report(

@@ -33,9 +33,9 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
     imported = since_begin()
     plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
     device = open_device(spec.device)
-    opened = since_begin() - imported
     settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
     site = open_site(plugins, device, read_settings(settings))
+    opened = since_begin() - imported
     programs: dict[str, Program] = {}
     facts: dict[str, dict[str, Any]] = {}
     for model in spec.models:
@@ -53,7 +53,7 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
             **programs[model.name].describe(),
             **{name: model.options[name] for name in STATED if name in model.options},
             "load_seconds": round(time.monotonic() - began, 3),
-            "start_seconds": {"imports": round(imported, 3), "device": round(opened, 3), **parts},
+            "start_seconds": {"imports": round(imported, 3), "plugins and device": round(opened, 3), **parts},
         }
     return Loop(site, programs), facts
 

@@ -10,7 +10,7 @@ While `card.compile` is set they are really compiled, for a Hopper: what Triton 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -19,8 +19,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-from polymux.core.compute.triton import decode
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -65,11 +63,7 @@ def pretend_card() -> Iterator[Card]:
     active = driver._active
     driver.set_active(_Driver())
     try:
-        with (
-            mock.patch.object(JITFunction, "run", note),
-            mock.patch.object(decode, "beside_others", lambda device: nullcontext()),
-            mock.patch.object(decode, "wait_for_side", lambda device: None),
-        ):
+        with mock.patch.object(JITFunction, "run", note):
             yield card
     finally:
         driver._active = active

@@ -136,6 +136,9 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 @contextmanager
 def beside_others(device: torch.device) -> Iterator[None]:
     """What is launched inside may run at the same time as what follows, until the caller waits for it."""
+    if device.type != "cuda":  # interpreted
+        yield
+        return
     side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -143,7 +146,8 @@ def beside_others(device: torch.device) -> Iterator[None]:
 
 
 def wait_for_side(device: torch.device) -> None:
-    torch.cuda.current_stream().wait_stream(side_stream(device))
+    if device.type == "cuda":
+        torch.cuda.current_stream().wait_stream(side_stream(device))
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
