@@ -16,6 +16,7 @@ from judge_see import draw_questions, is_right
 from loop import Wanted, train
 from pictures import Easel
 from questions import ASKED, list_questions
+from safetensors.torch import save_file
 from scenes import FAMILIES, STILL, Scene, Thing, list_scenes
 from torch import nn
 from vocabulary import make_tokenizer
@@ -168,12 +169,18 @@ def test_a_run_that_stops_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again" / "log.jsonl").read_text().splitlines()[-1])["step"] == 39
 
 
-def test_an_encoder_that_has_learnt_is_taken_over() -> None:
-    tower = eye.make_tower(TINY)
-    siglip = look.make_model(64, TINY)
-    state = {name: torch.full_like(each, 0.5) for name, each in tower.state_dict().items()}
-    taken = siglip.vision_model.load_state_dict(state, strict=False)
-    assert not taken.unexpected_keys and all(key.startswith("head.") for key in taken.missing_keys)
+def test_an_encoder_that_has_learnt_is_taken_over(tmp_path: Path, tokenizer: Any) -> None:
+    """One file for both towers; one of another size is refused."""
+    torch.manual_seed(2)
+    learnt = eye.make_tower(TINY)
+    save_file(learnt.state_dict(), tmp_path / eye.EYE)
+    pixels = torch.randn(2, 3, TINY.side, TINY.side)
+    expected = eye.see(learnt, pixels)
+    for tower in (look.make_model(64, TINY).vision_model, see.make_model(tokenizer, TINY).model.vision_model):
+        eye.load_eye(tower, tmp_path / eye.EYE)
+        torch.testing.assert_close(eye.see(tower, pixels), expected)
+    with pytest.raises(ValueError, match="not an eye"):
+        eye.load_eye(eye.make_tower(eye.SMALL), tmp_path / eye.EYE)
 
 
 def test_judges_ask_about_held_out_scenes_alone() -> None:

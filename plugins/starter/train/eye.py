@@ -120,9 +120,15 @@ def make_tower(size: Size) -> nn.Module:
 
 
 def load_eye(vision: nn.Module, path: Path | None) -> None:
-    """Gives a vision tower what an eye has learnt. What the tower has besides is left as it is."""
-    if path is not None:
-        vision.load_state_dict(load_file(path), strict=False)
+    """Gives a vision tower what an eye has learnt; its head, where it has one, is left as it is. Raises `ValueError`
+    for an eye of another size or build."""
+    if path is None:
+        return
+    learnt = load_file(path)
+    own = {name: each.shape for name, each in vision.state_dict().items() if not name.startswith("head.")}
+    if own != {name: each.shape for name, each in learnt.items()}:
+        raise ValueError(f"{path} is not an eye for this tower")
+    vision.load_state_dict(learnt, strict=False)
 
 
 def main() -> None:
