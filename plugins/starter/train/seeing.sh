@@ -4,7 +4,9 @@
 # After LIMIT seconds what is not done stops and packs its state instead: unpack that and run again with RESUME=folder.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
+PYTHON=${PYTHON:-python3}
 OUT=${OUT:?the folder for what is made}
+mkdir -p "$OUT"
 LIMIT=${LIMIT:-520}
 WORK=${WORK:-$(mktemp -d)}
 BEGUN=$SECONDS
@@ -14,7 +16,7 @@ left() { echo $((LIMIT - SECONDS + BEGUN)); }
 if [ -n "${RESUME:-}" ]; then
   cp "$RESUME/eye.safetensors" "$WORK/"
 else
-  python3 "$HERE/eye.py" --out "$WORK/eye" --seconds "$(left)" "$@"
+  "$PYTHON" "$HERE/eye.py" --out "$WORK/eye" --seconds "$(left)" "$@"
   cp "$WORK/eye/eye.safetensors" "$WORK/"
 fi
 cp "$WORK/eye.safetensors" "$OUT/"
@@ -28,7 +30,7 @@ one() {
     return
   fi
   if [ -n "${RESUME:-}" ] && [ -f "$RESUME/$name/weights.safetensors" ]; then state=(--resume "$RESUME/$name"); fi
-  python3 "$HERE/$name.py" --out "$WORK/$name" --eye "$WORK/eye.safetensors" --seconds "$(left)" "${state[@]}" "$@" \
+  "$PYTHON" "$HERE/$name.py" --out "$WORK/$name" --eye "$WORK/eye.safetensors" --seconds "$(left)" "${state[@]}" "$@" \
     > "$WORK/$name.out" 2>&1 || { tail -n 20 "$WORK/$name.out"; return 1; }
   tail -n 1 "$WORK/$name/log.jsonl"
   tar -C "$WORK" -cf "$OUT/$name.tar" "$name"
@@ -36,5 +38,8 @@ one() {
 
 one see "$@" & SEE=$!
 one look "$@" & LOOK=$!
-wait $SEE && wait $LOOK
+FAILED=0
+wait $SEE || FAILED=1
+wait $LOOK || FAILED=1
 ls -l "$OUT"
+exit $FAILED
