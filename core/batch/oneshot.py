@@ -19,6 +19,7 @@ from polymux.core.cache.blocks import CacheSpec, view_blocks
 from polymux.core.compute.device import HostCopy
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError, PolymuxError
+from polymux.core.stopwatch import part
 
 if TYPE_CHECKING:
     from polymux.core.engine.job import Job
@@ -41,6 +42,9 @@ class OneShotModel(ABC):
     def compatible(self, first: Any, item: Any) -> bool:
         """Whether two items may share a pass."""
         return True
+
+    def rehearse(self, most: int) -> None:
+        """Run once what passes of up to so many units need: kernels are compiled, and the fastest are chosen."""
 
 
 class OneShotRow(Row):
@@ -79,6 +83,11 @@ class OneShotStage(Stage):
         self._to_host = to_host
         self._device = site.device
         self._executor: Executor = site.executor
+
+    def warm(self) -> None:
+        if self._device.torch.type == "cuda" and not self.on_host:
+            with part("compile"), torch.inference_mode():
+                self.model.rehearse(self.max_units)
 
     def want(self, row: Row) -> int:
         row = _item_row(row)

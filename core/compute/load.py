@@ -46,7 +46,9 @@ def load_decoder(
     read_shape(config, dtype)
     try:
         with part("weights"):
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+            # straight to a card, without a copy of all in between
+            placed = {"device_map": device} if device.type == "cuda" else {}
+            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **placed)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a language model from {folder}: {error}") from error
     with part("to device"):

@@ -15,12 +15,19 @@ from transformers import AutoModel
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.compute.body import Body, pack_texts
 from polymux.core.compute.load import prepare_body
+from polymux.core.text.flat import flatten
 from polymux.modalities.llm.modules import Dense, read_modules
 from polymux.modalities.llm.pooling import POOLS
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
     from polymux.core.models import ModelFiles
+
+REHEARSED, LONGEST_REHEARSED = 4096, 2048
+"""Tokens of a pass, and of a text, that are tried before the first request."""
+
+FIRST = 2
+"""Positions that some models do not count from."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,15 @@ class TextEmbedder(OneShotModel):
         if len({(item.dimensions, item.normalize) for item in items}) == 1:  # the usual case, in one step
             return list(_finish(vectors, items[0]).split(sizes))
         return [_finish(part, item) for part, item in zip(vectors.split(sizes), items)]
+
+    def rehearse(self, most: int) -> None:
+        """Texts of many lengths, alone and together."""
+        longest = getattr(self.body.config, "max_position_embeddings", LONGEST_REHEARSED) - FIRST
+        longest = min(most, longest, LONGEST_REHEARSED)
+        lengths = [1 << bits for bits in range(3, longest.bit_length()) if 1 << bits < longest]
+        for length in (*lengths, longest):
+            for count in (1, max(REHEARSED // length, 1)):
+                self.forward([EmbedItem(*flatten([[0] * length] * count), None, True)], [])
 
 
 def _finish(vectors: Tensor, item: EmbedItem) -> Tensor:

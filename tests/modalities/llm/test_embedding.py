@@ -186,3 +186,10 @@ def test_a_cancelled_embedding_leaves_nothing() -> None:
     driver.cancel("it")
     driver.finish()
     assert driver.receipt("it") is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_tried_before_the_first_request_fits_the_model(name: str) -> None:
+    embedder = open_engine(name, Device()).loop.programs["m"].stage.model  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        embedder.rehearse(4096)
