@@ -6,6 +6,7 @@ tokens not counted. Tokenising runs on threads beside the loop. Then one text of
 PYTHONPATH=benchmarks python benchmarks/gpu/embeddings.py --model minilm-l6 --out results.jsonl
 PYTHONPATH=benchmarks python benchmarks/gpu/embeddings.py --model qwen3-embedding-0.6b --out results.jsonl
 With --tiny: a small model of the same structure on the CPU, to see that it runs.
+With --host: a model that does nothing, texts as long as ever: what the host spends on each text, part by part.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ import tokenizers
 import torch
 from ledger import record
 from shapes import build_model
+from torch import Tensor
 
 from polymux.core.batch.oneshot import OneShotStage
-from polymux.core.compute.attention import AttentionBackend
-from polymux.core.compute.body import TransformersBody
+from polymux.core.compute.attention import AttentionBackend, PackedContext
+from polymux.core.compute.body import Body, TransformersBody
 from polymux.core.compute.cpu.attention import NativeAttention
 from polymux.core.compute.device import open_device
 from polymux.core.compute.load import prepare_body
@@ -110,7 +112,7 @@ class Bench:
         body = prepare_body(model)
         if isinstance(body, TransformersBody):
             raise RuntimeError(f"{args.model} is not on the fast tier")
-        embedder = TextEmbedder(body, site, POOLINGS[args.model])
+        embedder = self.embedder = TextEmbedder(body, site, POOLINGS[args.model])
         config = body.config
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.attention = site.packed_attention(body.dtype, dim)
@@ -182,6 +184,53 @@ def measure(bench: Bench, args: argparse.Namespace) -> dict[str, float]:
     }
 
 
+class Nothing(Body):
+    """Computes nothing, at once."""
+
+    def __init__(self, body: Body) -> None:
+        self.config, self.dtype = body.config, body.dtype
+
+    def run(self, ids: Tensor, places: Tensor, segments: Tensor | None, context: PackedContext) -> Tensor:
+        return torch.ones(1, self.config.hidden_size).expand(len(ids), -1)
+
+
+def measure_host(bench: Bench, args: argparse.Namespace) -> dict[str, float]:
+    """Microseconds a text, the best of some runs: tokenising and packing, the engine, telling, and all of it."""
+    words = draw_texts(bench.tokenizer, 512, (8, 256))
+    texts = [" ".join(each) for each in words]
+    requests = [texts[i : i + args.request] for i in range(0, len(texts), args.request)]
+    prepared: list[tuple[Embed, Prepared, Any]] = []
+    reports: list[Any] = []
+
+    def prepare() -> None:
+        prepared[:] = [bench._prepare(each) for each in requests]
+
+    def engine() -> None:
+        reports.clear()
+        for number, (_, _, body) in enumerate(prepared):
+            bench.loop.handle(Submit(str(number), "m", "embed", body))
+        while bench.loop.jobs:
+            bench.loop.step()
+            reports.extend(bench.loop.take_reports())
+        bench.loop.step()
+
+    def tell() -> None:
+        presenters = [bench.front.present("embed", ask, work) for ask, work, _ in prepared]
+        for report in reports:
+            presenters[int(report.job)].feed(report)
+
+    steps = {"preparing": prepare, "the engine": engine, "telling": tell, "all": lambda: bench.embed(requests)}
+    found = {}
+    for name, step in steps.items():
+        times = []
+        for _ in range(args.runs + 1):
+            began = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - began)
+        found[name] = min(times[1:]) / len(texts) * 1e6
+    return found
+
+
 NAMES = {"tokens/s": "texts in, vectors out", "texts/s": "texts in, vectors out", "ms": "one text of 64 tokens"}
 
 
@@ -195,12 +244,24 @@ def main() -> None:
     parser.add_argument("--request", type=int, default=64, help="texts of a request")
     parser.add_argument("--threads", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="tokenisers")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--host", action="store_true")
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
+    args.tiny = args.tiny or args.host
     bench = Bench(args)
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    if args.host:
+        bench.embedder.body = Nothing(bench.embedder.body)
+        bench.embedder.poolings = [lambda hidden, texts: hidden[: len(texts.starts) - 1]]
+        for part, spent in measure_host(bench, args).items():
+            print(
+                json.dumps({"metric": f"host, a text of 129 tokens, {part}", "value": spent, "unit": "us"}), flush=True
+            )
+            if args.out:
+                record("embeddings_host", f"a text of 129 tokens, {part}", spent, "us", results=args.out)
+        return
     results = measure(bench, args)
     attention = bench.attention
     if isinstance(attention, MeasuredAttention):

@@ -50,10 +50,10 @@ correct)
         export PYTORCH_NO_CUDA_MEMORY_CACHING=1
         for tool in memcheck racecheck initcheck synccheck; do
             step "$tool" 120 /usr/local/cuda/bin/compute-sanitizer --tool $tool --error-exitcode 9 \
-                --target-processes all "$PYTHON" benchmarks/gpu/kernels.py
+                --target-processes all "$PYTHON" benchmarks/gpu/sanitize.py
         done
     else
-        step kernels 120 env TRITON_INTERPRET=1 "$PYTHON" benchmarks/gpu/kernels.py
+        step sanitize 120 env TRITON_INTERPRET=1 "$PYTHON" benchmarks/gpu/sanitize.py
     fi
     ;;
 tokens)

@@ -1,7 +1,7 @@
 """Every kernel of ours a few times on small ragged inputs, with nothing else around: for compute-sanitizer.
 
-compute-sanitizer --tool memcheck python benchmarks/gpu/kernels.py
-TRITON_INTERPRET=1 python benchmarks/gpu/kernels.py      (without a card)
+compute-sanitizer --tool memcheck python benchmarks/gpu/sanitize.py
+TRITON_INTERPRET=1 python benchmarks/gpu/sanitize.py      (without a card)
 """
 
 from __future__ import annotations
