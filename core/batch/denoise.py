@@ -233,7 +233,7 @@ class DenoiseStage(Stage):
             outcomes.reports.append(Output(row.job.id, PROGRESS, pack(progress)))
         if step == row.steps:
             row.result = _trajectory(row).latents[0]
-            row.ratios = [torch.stack(list(saved.ratios.values())) for saved in row.saved if saved.ratios]
+            row.measured = [torch.stack(list(saved.measured.values())) for saved in row.saved if saved.measured]
             outcomes.ended.append(row)
 
 

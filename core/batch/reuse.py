@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, split_rows
 from polymux.core.cache.saved import RESIDUAL, SIGNAL, Saved, SavedTokens
-from polymux.core.cache.stepcache import AdaptiveRule, MagProbe, Reuse, TaylorSeer
+from polymux.core.cache.stepcache import AdaptiveRule, Reuse, StepProbe, TaylorSeer
 from polymux.core.errors import InternalError
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class ReusingPass:
             before = self._part(self._headed)
             self._heads = model.head(before)
             self._keep_signals(self._headed, self._heads.hidden - before.hidden)
-        modulated = self._places(lambda entry, _: _is_adaptive(entry) and entry.reuse is Reuse.BLOCKS)
+        modulated = self._places(lambda entry, _: _sees_modulated(entry))
         if modulated:
             self._keep_signals(modulated, model.modulate(self._part(modulated)))
         self._undecided = self._places(lambda _, computed: computed is None)
@@ -138,13 +138,16 @@ class ReusingPass:
             self._tokens.write(self._saved(moved), SIGNAL, signals)
 
     def _probe(self, places: list[int], residuals: Tensor) -> None:
-        """Note how large residuals are relative to the saved ones, where a rule asks for that."""
-        for place, residual in zip(places, residuals):
+        """Note how signals and residuals compare with the saved ones, where a rule asks for that."""
+        for place, residual in zip(places, split_rows(residuals)):
             entry, saved = self._entries[place], _need(self._entries[place].saved)
-            if not isinstance(saved.rule, MagProbe) or entry.step in saved.ratios:
+            if not isinstance(saved.rule, StepProbe) or entry.step in saved.measured:
                 continue
-            before = self._tokens.read([saved], RESIDUAL)[0] if entry.step else residual
-            saved.ratios[entry.step] = measure_ratio(residual, before)
+            signal = self._signals[place]
+            before = self._tokens.read([saved], RESIDUAL) if entry.step else residual
+            seen = self._tokens.read([saved], SIGNAL) if entry.step else signal
+            changes = torch.cat([measure_change(signal, seen), measure_change(residual, before)])
+            saved.measured[entry.step] = torch.cat([measure_ratio(residual[0], before[0])[None], changes])
 
     # ---- rows ----
 
@@ -172,8 +175,8 @@ def measure_ratio(now: Tensor, then: Tensor) -> Tensor:
     return (now.float().norm(dim=-1) / (then.float().norm(dim=-1) + 1e-8)).mean()
 
 
-def _is_adaptive(entry: Entry) -> bool:
-    return entry.saved is not None and isinstance(entry.saved.rule, AdaptiveRule)
+def _sees_modulated(entry: Entry) -> bool:
+    return entry.reuse is Reuse.BLOCKS and isinstance(_need(entry.saved).rule, AdaptiveRule | StepProbe)
 
 
 def _need(value: T | None) -> T:

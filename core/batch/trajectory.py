@@ -96,8 +96,8 @@ class DenoiseRow(Row):
         self.trajectory: Trajectory | None = None
         self.saved: list[Saved] = []
         """Per branch, while the row runs; empty without a rule."""
-        self.ratios: list[Tensor] = []
-        """Per branch, the magnitude ratios that `MagProbe` measured, (steps,) float32, once the row has ended."""
+        self.measured: list[Tensor] = []
+        """Per branch, what `StepProbe` measured, (steps, 3) float32 as `Saved.measured`, once the row has ended."""
         self.sketches: dict[int, Tensor] = {}
         """By step, previews on their way to the host."""
         self.result: Tensor | None = None

@@ -47,8 +47,9 @@ class Saved:
         self.places: tuple[Tensor, Tensor] | None = None
         self.factors: list[Tensor] = []
         self.updated = -1
-        self.ratios: dict[int, Tensor] = {}
-        """By step, how large the residual was relative to the step's before, () float32: measured by `MagProbe`."""
+        self.measured: dict[int, Tensor] = {}
+        """By step, what `StepProbe` saw since the step before, (3,) float32: how large the residual is relative to
+        that one's, and how far the modulated input and the residual have moved."""
 
     @property
     def rule(self) -> StepRule:

@@ -8,7 +8,7 @@ must come to the host before the rest of the step can start.
     FirstBlock   change of the first block's residual       what the other blocks added       (ParaAttention)
     TeaCache     accumulated change of the modulated input  what all blocks added             (arXiv 2411.19108)
     MagCache     calibrated magnitudes of residuals         what all blocks added             (arXiv 2506.09045)
-    MagProbe     computes all, measures for MagCache        nothing
+    StepProbe    computes all, measures for Mag, TeaCache   nothing
     StepMask     a list                                     what all blocks added
     DeepCache    the step's number                          what the depths of a UNet added   (arXiv 2312.00858)
     TaylorSeer   the step's number                          the outputs, extrapolated         (arXiv 2503.06923)
@@ -143,8 +143,10 @@ class MagCache(StepRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MagProbe(StepRule):
-    """Computes every step, and measures the ratios that `MagCache` is to be given for this checkpoint."""
+class StepProbe(StepRule):
+    """Computes every step, and measures what `MagCache` and `TeaCache` are to be given for this checkpoint."""
+
+    planes = 2
 
     def plan(self, steps: int) -> list[bool]:
         return [True] * steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,8 @@ def calibrate(
     dtype: Annotated[str, typer.Option(help="Of the weights.")] = "float32",
     out: Annotated[Path | None, typer.Option(help="Default: step_cache.json in the model's folder.")] = None,
 ) -> None:
-    """Measure what the presets balanced and fast of a denoising model skip by."""
-    from polymux.core.cli.output import tell
+    """Find out which steps the presets balanced and fast of a denoising model may skip."""
+    from polymux.core.cli.output import print_table, tell
     from polymux.core.compute.device import open_device
     from polymux.core.engine.site import Site
     from polymux.core.models.resolve import resolve
@@ -33,7 +33,20 @@ def calibrate(
     texts = work.PROMPTS if prompts is None else [line for line in prompts.read_text().splitlines() if line.strip()]
     options = {**({} if named is None else named.options), "dtype": dtype, "compile": False}
     site = Site(open_device(device))
-    ratios = work.calibrate(files, site, options, texts, steps=steps, width=width, height=height)
+    found = work.calibrate(files, site, options, texts, steps=steps, width=width, height=height)
     path = files.folder / CALIBRATION if out is None else out
-    work.write_calibration(path, ratios, len(texts))
-    tell(f"{len(ratios)} ratios from {len(texts)} prompts: {path}")
+    work.write_calibration(path, found, len(texts))
+    print_table(
+        ("rule", "skipped", "PSNR"),
+        [(describe(trial.rule), f"{trial.skipped:.0%}", f"{trial.psnr:.1f} dB") for trial in found.trials],
+    )
+    for preset in work.CLOSE:
+        chosen = found.choose(preset)
+        tell(f"{preset}: " + ("off, nothing stays close enough" if chosen is None else describe(chosen.rule)))
+    tell(f"from {len(texts)} prompts: {path}")
+
+
+def describe(rule: Any) -> str:
+    """A rule's kind, and what tells it from others of its kind."""
+    shown = {name: getattr(rule, name, None) for name in ("threshold", "interval", "max_skips")}
+    return " ".join([type(rule).__name__, *(f"{name}={value}" for name, value in shown.items() if value is not None)])

@@ -55,8 +55,10 @@ def pipelines() -> list[Pipeline]:
 @hookimpl
 def commands(app: Any) -> None:
     from polymux.modalities.diffusion.command import calibrate
+    from polymux.modalities.diffusion.paint import paint
 
     app.command("calibrate")(calibrate)
+    app.command("paint")(paint)
 
 
 @hookimpl

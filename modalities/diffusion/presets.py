@@ -1,18 +1,19 @@
 """Quality presets: `exact` computes every step, `balanced` and `fast` reuse what earlier steps left.
 
-What a preset means depends on the model. Calibrated ones (`polymux calibrate`) follow a schedule that is known
-beforehand; others measure as they go; UNets keep their depths for some steps. Where too few steps are left to skip
-any of them safely, a preset changes nothing.
+What a preset means depends on the model. `polymux calibrate` chooses the rules by trying them; without that,
+transformers measure as they go, and UNets keep their depths for some steps. Where too few steps are left to skip any of
+them safely, a preset changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from polymux.core.batch.denoiser import DenoiseModel
-from polymux.core.cache.stepcache import DeepCache, FirstBlock, MagCache, StepRule
+from polymux.core.cache.stepcache import DeepCache, FirstBlock, MagCache, StepRule, TeaCache
 from polymux.core.errors import ConfigError, InvalidRequest
 from polymux.core.models.files import read_json
 from polymux.modalities.diffusion.unet import UNetDenoiser
@@ -24,7 +25,10 @@ Quality = Literal["exact", "balanced", "fast"]
 QUALITIES: tuple[str, ...] = get_args(Quality)
 
 CALIBRATION = "step_cache.json"
-"""In a model's folder, or named by the option `calibration`: {"ratios": [...], "steps": n}."""
+"""In a model's folder, or named by the option `calibration`: what `polymux calibrate` wrote."""
+
+RULES: dict[str, type[StepRule]] = {rule.__name__: rule for rule in (DeepCache, FirstBlock, MagCache, TeaCache)}
+"""What a calibrated preset may be."""
 
 FEWEST = 10
 """Steps below which every one of them changes too much to be left out (distilled models)."""
@@ -40,31 +44,19 @@ class Presets:
     @classmethod
     def load(cls, files: ModelFiles, options: Mapping[str, Any], model: DenoiseModel, own: StepRule | None) -> Presets:
         """Raises `ConfigError` for a calibration that cannot be read."""
-        if isinstance(model, UNetDenoiser):
-            return cls({"exact": None, "balanced": DeepCache(interval=2), "fast": DeepCache(interval=3)}, own)
         given = options.get("calibration")
         path = files.folder / CALIBRATION if given is None else files.folder / str(given)
-        if given is None and not path.exists():
-            return cls(
-                {
-                    "exact": None,
-                    "balanced": FirstBlock(threshold=0.08, warmup=4, max_skips=2),
-                    "fast": FirstBlock(threshold=0.15, warmup=3, max_skips=4),
-                },
-                own,
-            )
-        ratios = read_json(path).get("ratios")
-        if not isinstance(ratios, list) or not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
-            raise ConfigError(f"{path} holds no list of ratios: make it with `polymux calibrate`", param="calibration")
-        kept = tuple(float(ratio) for ratio in ratios)
-        return cls(
-            {
-                "exact": None,
-                "balanced": MagCache(ratios=kept, threshold=0.06, max_skips=2),
-                "fast": MagCache(ratios=kept, threshold=0.12, max_skips=4),
-            },
-            own,
-        )
+        if given is not None or path.exists():
+            return cls({"exact": None, **read_calibration(path)}, own)
+        rules: dict[str, StepRule]
+        if isinstance(model, UNetDenoiser):
+            rules = {"balanced": DeepCache(interval=2), "fast": DeepCache(interval=3)}
+        else:
+            rules = {
+                "balanced": FirstBlock(threshold=0.08, warmup=4, max_skips=2),
+                "fast": FirstBlock(threshold=0.15, warmup=3, max_skips=4),
+            }
+        return cls({"exact": None, **rules}, own)
 
     def find(self, name: str, steps: int) -> StepRule | None:
         """The rule for a picture of so many steps; without a name the operator's.
@@ -76,3 +68,29 @@ class Presets:
         if name not in self.rules:
             raise InvalidRequest(f"quality is one of {', '.join(QUALITIES)}", param="quality")
         return self.rules[name] if steps >= FEWEST else None
+
+
+def read_calibration(path: Path) -> dict[str, StepRule | None]:
+    """The presets `balanced` and `fast` of a calibrated checkpoint; None: it computes every step.
+
+    Raises `ConfigError` for a file that is no calibration.
+    """
+    told = read_json(path)
+    try:
+        shared = {name: tuple(float(value) for value in told[name]) for name in ("ratios", "polynomial")}
+        return {name: _read_rule(told["presets"][name], shared) for name in ("balanced", "fast")}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no calibration ({error!r}): make it with `polymux calibrate`", param="calibration"
+        ) from None
+
+
+def _read_rule(told: Mapping[str, Any] | None, shared: Mapping[str, tuple[float, ...]]) -> StepRule | None:
+    if told is None:
+        return None
+    kind = RULES[told["rule"]]
+    wanted = {name: value for name, value in shared.items() if name in kind.__dataclass_fields__}
+    settings = {name: value for name, value in told.items() if name != "rule"}
+    rule = kind(**wanted, **settings)
+    rule.plan(FEWEST)  # settings of a wrong kind show now, not at a request
+    return rule

@@ -10,7 +10,7 @@ from diffusers import FirstBlockCacheConfig, MagCacheConfig, TaylorSeerCacheConf
 from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
 
 from polymux.core.batch.denoiser import DenoiseBatch
-from polymux.core.cache.stepcache import FirstBlock, MagCache, MagProbe, StepMask, TaylorSeer, TeaCache
+from polymux.core.cache.stepcache import FirstBlock, MagCache, StepMask, StepProbe, TaylorSeer, TeaCache
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.testing.denoising import DenoiseWork, read_latents, tiny_flux
 from polymux.modalities.diffusion import flux
@@ -86,7 +86,7 @@ def test_decisions_and_pictures_are_those_of_diffusers_alone(pair, device, pictu
 def test_the_probe_measures_what_diffusers_calibrates(pictures, drive, paint, capsys) -> None:
     """In a batch with others, the ratios for MagCache are those of diffusers' calibration run."""
     names = ["slow", "a", "cfg"]
-    driver = drive(LaggedCpu(), {name: pictures[name].request(MagProbe()) for name in names})
+    driver = drive(LaggedCpu(), {name: pictures[name].request(StepProbe()) for name in names})
     rows = {}
     for name in names:
         driver.submit(name, "flux", "denoise", DenoiseWork([name]))
@@ -97,9 +97,11 @@ def test_the_probe_measures_what_diffusers_calibrates(pictures, drive, paint, ca
         steps = pictures[name].steps
         paint(name, MagCacheConfig(calibrate=True, num_inference_steps=steps))
         printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1.0")]
-        assert len(printed) == len(rows[name].ratios)
-        for ratios, line in zip(rows[name].ratios, printed):
-            assert ratios.tolist() == pytest.approx(json.loads(line), rel=1e-4)
+        assert len(printed) == len(rows[name].measured)
+        for measured, line in zip(rows[name].measured, printed):
+            assert measured[:, 0].tolist() == pytest.approx(json.loads(line), rel=1e-4)
+            assert measured[0, 1:].tolist() == [0.0, 0.0]
+            assert (measured[1:, 1:] > 0).all()
 
 
 def paint_with_teacache(picture, rule):

@@ -17,6 +17,7 @@ from diffusers import (
 
 from polymux.core.batch.denoise import DenoiseStage
 from polymux.core.batch.trajectory import DenoiseRequest
+from polymux.core.cache.stepcache import DeepCache, StepRule
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
@@ -63,7 +64,7 @@ def make_prompt(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(TEXT, DIM, generator=generator), torch.randn(POOLED, generator=generator)
 
 
-def make_request(kind: str, name: str, extended: bool) -> DenoiseRequest:
+def make_request(kind: str, name: str, extended: bool, rule: StepRule | None = None) -> DenoiseRequest:
     steps, seed, scale = PICTURES[name]
     scheduler = KINDS[kind]()
     scheduler.set_timesteps(steps)
@@ -75,19 +76,37 @@ def make_request(kind: str, name: str, extended: bool) -> DenoiseRequest:
             sizes = torch.tensor([SIDE * 8.0, SIDE * 8.0, 0.0, 0.0, SIDE * 8.0, SIDE * 8.0])
             condition |= {encoders.POOLED: pooled, unet.SIZES: sizes}
         branches.append(condition)
-    return DenoiseRequest((4, SIDE, SIDE), scheduler, tuple(branches), scale, seed)
+    return DenoiseRequest((4, SIDE, SIDE), scheduler, tuple(branches), scale, seed, rule)
 
 
-def paint(kind: str, name: str, extended: bool) -> torch.Tensor:
+def reuse_depths(model: UNet2DConditionModel, rule: StepRule, steps: int) -> None:
+    """DeepCache by hand: in a step that is skipped, what comes up to the last layer is what came up before."""
+    plan, kept, taken = rule.plan(steps), [], []
+    assert plan is not None
+    layer = model.up_blocks[-1].resnets[-1]
+    deep = layer.in_channels - model.config.block_out_channels[0]
+
+    def replace(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        joined, *rest = arguments
+        if plan[len(taken)]:
+            kept[:] = [joined[:, :deep]]
+        taken.append(None)
+        return torch.cat([kept[0], joined[:, deep:]], 1), *rest
+
+    layer.register_forward_pre_hook(replace)
+
+
+def paint(kind: str, name: str, extended: bool, rule: StepRule | None = None) -> torch.Tensor:
     steps, seed, scale = PICTURES[name]
+    model = make_unet(extended)
+    if rule is not None:
+        reuse_depths(model, rule, steps)
     vae = AutoencoderKL(block_out_channels=(4, 4, 4, 4), norm_num_groups=1)
     if extended:
-        pipeline = StableDiffusionXLPipeline(
-            vae, None, None, None, None, make_unet(extended), KINDS[kind](), add_watermarker=False
-        )
+        pipeline = StableDiffusionXLPipeline(vae, None, None, None, None, model, KINDS[kind](), add_watermarker=False)
     else:
         pipeline = StableDiffusionPipeline(
-            vae, None, None, make_unet(extended), KINDS[kind](), None, None, requires_safety_checker=False
+            vae, None, None, model, KINDS[kind](), None, None, requires_safety_checker=False
         )
     pipeline.set_progress_bar_config(disable=True)
     (prompt, pooled), (negative, negative_pooled) = make_prompt(10 * seed), make_prompt(10 * seed + 1)
@@ -106,18 +125,39 @@ def paint(kind: str, name: str, extended: bool) -> torch.Tensor:
     )[0][0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("kind", "extended"), [*((kind, False) for kind in KINDS), ("euler", True), ("ddim", True)])
-def test_rows_in_a_mixed_batch_equal_the_pipeline_alone(kind: str, extended: bool, device: str) -> None:
-    site = Site(DEVICES[device](), SiteSettings(cache_bytes=1 << 16, superpage=1 << 14))
+def run_all(device: str, kind: str, extended: bool, rule: StepRule | None = None) -> Driver:
+    """Every picture, joining two steps apart."""
+    site = Site(DEVICES[device](), SiteSettings(cache_bytes=1 << 18, superpage=1 << 14))
     stage = DenoiseStage("denoise", unet.UNetDenoiser(make_unet(extended)), site, max_units=10_000)
-    requests = {name: make_request(kind, name, extended) for name in PICTURES}
+    requests = {name: make_request(kind, name, extended, rule) for name in PICTURES}
     driver = Driver(Loop(site, {"unet": DenoiseProgram(stage, requests)}))
     for name in PICTURES:
         driver.submit(name, "unet", "denoise", DenoiseWork([name]))
         driver.run(steps=2)
     driver.finish()
+    return driver
+
+
+def assert_same(latent: torch.Tensor, expected: torch.Tensor) -> None:
+    # random weights blow the latent up to hundreds: a millionth of that is rounding
+    torch.testing.assert_close(latent, expected, atol=5e-6 * expected.abs().max().item(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("kind", "extended"), [*((kind, False) for kind in KINDS), ("euler", True), ("ddim", True)])
+def test_rows_in_a_mixed_batch_equal_the_pipeline_alone(kind: str, extended: bool, device: str) -> None:
+    driver = run_all(device, kind, extended)
     for name in PICTURES:
-        latent, expected = read_latents(driver, name)[0], paint(kind, name, extended)
-        # random weights blow the latent up to hundreds: a millionth of that is rounding
-        torch.testing.assert_close(latent, expected, atol=5e-6 * expected.abs().max().item(), rtol=1e-5)
+        assert_same(read_latents(driver, name)[0], paint(kind, name, extended))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("interval", [2, 3])
+def test_depths_are_reused_as_by_hand_alone(interval: int, device: str) -> None:
+    """DeepCache in a mixed batch: the pipeline alone, with the depths of the planned steps put in the others' place."""
+    rule = DeepCache(interval=interval)
+    driver = run_all(device, "ddim", False, rule)
+    for name, (steps, _, _) in PICTURES.items():
+        assert_same(read_latents(driver, name)[0], paint("ddim", name, False, rule))
+        assert driver.receipt(name).steps_skipped == rule.plan(steps).count(False)
+    assert (read_latents(driver, "c")[0] - paint("ddim", "c", False)).abs().max() > 1e-3, "it must matter"
