@@ -25,7 +25,7 @@ from polymux.core.engine.job import Job
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import pack
-from polymux.core.errors import PolymuxError
+from polymux.core.errors import InvalidRequest, PolymuxError
 from polymux.core.tasks import Film, Paint
 from polymux.core.vocabulary import Ended, Failed, Submit
 from polymux.modalities.diffusion.front import PaintFront
@@ -103,8 +103,10 @@ def calibrate(
 ) -> Calibration:
     """Measured over all prompts and branches. `asked`: steps, width, height (the model's own if None).
 
-    Raises whatever a request may raise.
+    Raises `InvalidRequest` without prompts, and whatever a request may raise.
     """
+    if not prompts:
+        raise InvalidRequest("there are no prompts to calibrate with", param="prompts")
     front = PaintFront.load(files, options)
     kind, task = (Film, "video") if front.recipe.frames else (Paint, "image")
     loaded = load_painter(files, site, options)

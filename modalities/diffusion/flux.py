@@ -78,6 +78,12 @@ class FluxDenoiser(TransformerDenoiser):
         return self.merged
 
     @property
+    def fits_kernels(self) -> bool:
+        """Whether our kernels can turn its heads: of a power of two."""
+        size: int = self.transformer.config.attention_head_dim
+        return size & (size - 1) == 0
+
+    @property
     def merged(self) -> list[torch.nn.Module]:
         return [*self._doubles, *self._singles]
 

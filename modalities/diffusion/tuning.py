@@ -23,7 +23,7 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], 
     Raises `ConfigError`.
     """
     able = device.type == "cuda" and find_spec("triton") is not None
-    own = isinstance(model, FluxDenoiser)
+    own = isinstance(model, FluxDenoiser) and model.fits_kernels
     kernels = options.get("kernels", able and own and "compile" not in options)
     compiled, graphs = options.get("compile", able and not kernels), options.get("graphs", False)
     if not all(isinstance(each, bool) for each in (kernels, compiled, graphs)):
@@ -31,7 +31,9 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], 
     if graphs and device.type != "cuda":
         raise ConfigError("graphs are recorded on CUDA only", param="graphs")
     if kernels and (compiled or not (able and own)):
-        raise ConfigError("kernels are for FLUX on CUDA, and stand in for compile", param="kernels")
+        raise ConfigError(
+            "kernels are for FLUX (heads of a power of two) on CUDA, and stand in for compile", param="kernels"
+        )
     if not isinstance(model, BlockModel):
         return
     if kernels and isinstance(model, FluxDenoiser):

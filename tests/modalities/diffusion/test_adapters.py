@@ -220,6 +220,21 @@ def test_merged_projections_take_adapters(kind: str, tmp_path: Path, monkeypatch
     assert_near(read(driver, "plain"), model.paint_merged(None))
 
 
+@pytest.mark.slow
+def test_compiled_blocks_take_adapters(tmp_path: Path) -> None:
+    """One block is compiled with and without, for all blocks and adapters."""
+    model = Model("sd3", tmp_path)
+    for name in ("one", "two"):
+        model.add(name, write_diffusers, ("transformer",), 6.0)
+    driver = model.drive(Device(), compile=True)
+    wishes = ["one", None, "two", "one"]
+    for number, name in enumerate(wishes):
+        model.submit(driver, str(number), name)
+    driver.finish()
+    for number, name in enumerate(wishes):
+        assert_near(read(driver, str(number)), model.paint_merged(name))
+
+
 def test_adapters_come_and_go_in_an_arena_that_holds_one(tmp_path: Path) -> None:
     model = Model("sd3", tmp_path)
     for name in ("one", "two", "three"):

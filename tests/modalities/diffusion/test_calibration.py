@@ -85,6 +85,11 @@ def test_a_broken_calibration_is_refused(folder: Path, tmp_path: Path, text: str
         load_painter(ModelFiles("sd3", folder), Site(), {"calibration": str(broken)})
 
 
+def test_without_prompts_there_is_nothing_to_calibrate_with(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("\n \n")
+    assert run(["calibrate", str(folder), "--device", "cpu", "--prompts", str(tmp_path / "prompts.txt")]) != 0
+
+
 def test_of_a_unet_the_intervals_are_tried(tmp_path: Path) -> None:
     save_tiny("sd", tmp_path)
     one = tmp_path / "prompts.txt"
