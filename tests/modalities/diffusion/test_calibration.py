@@ -72,7 +72,6 @@ def test_teacache_is_fitted_to_how_residuals_follow_the_modulated_input() -> Non
     "text",
     [
         '{"ratios": ["a"]}',
-        "[]",
         '{"ratios": [1], "polynomial": [], "presets": {"balanced": {"rule": "StepRule"}, "fast": null}}',
         '{"ratios": [1], "polynomial": [], "presets": {"balanced": {"rule": "MagCache", "colour": 1}, "fast": null}}',
         '{"ratios": [], "polynomial": [], "presets": {"balanced": {"rule": "DeepCache", "interval": "a"}}}',
