@@ -30,6 +30,7 @@ class PolymuxError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    """What programs tell errors apart by; None: the kind's own."""
 
     def __init__(
         self,

@@ -33,11 +33,15 @@ class Prepared:
     """
 
     work: msgspec.Struct | None
+    """For the engine; None where the front has answered already."""
     notes: Any = None
+    """Whatever the presenter needs to know."""
     messages: Iterable[msgspec.Struct] = ()
     """Posted to the job's inbox right after its submission, in order (for uploads that are read lazily)."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """What the gateway may tell before the first answer, such as `prompt_tokens`."""
     answers: Sequence[msgspec.Struct] = ()
+    """Without work: everything there is to say."""
 
 
 class Presenter(ABC):
@@ -102,7 +106,9 @@ class Pipeline(ABC):
     """What a modality registers through the `pipelines` hook."""
 
     name: str
+    """Unique over all plugins; options and examples name it."""
     tasks: tuple[str, ...]
+    """Names of the tasks that its models serve."""
 
     @abstractmethod
     def accepts(self, files: ModelFiles) -> bool:

@@ -55,9 +55,13 @@ class Task:
     """
 
     name: str
+    """As pipelines list it, and as metrics are labelled."""
     ask: type[msgspec.Struct]
+    """The Struct that a front is given."""
     answers: tuple[type[msgspec.Struct], ...]
+    """Every kind of Struct that a presenter may tell; `Done` among them."""
     route: Route | None = None
+    """Where it is reached; None: the gateway knows it by itself, or only programs ask it."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,15 @@ class NamedModel:
     """
 
     name: str
+    """What users write."""
     reference: str
+    """As for `polymux serve`: a folder, `hf:org/name`, a scheme of a plugin's."""
     sha256: str | None = None
+    """Of the files; None: whatever they are."""
     aliases: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     pipeline: str | None = None
+    """The one that shall serve it; None: the first that accepts it."""
     default: bool = False
     """Served when `polymux serve` is given no model."""
 
@@ -82,31 +90,46 @@ class Usage(msgspec.Struct, omit_defaults=True):
     """What a request consumed. Tokens for text; seconds for audio; steps and pixels for pictures."""
 
     input_tokens: int = 0
+    """Units that were read."""
     output_tokens: int = 0
+    """Units that were made."""
     cached_tokens: int = 0
+    """Of those read, the ones that a cache answered."""
     reasoning_tokens: int = 0
+    """Of those made, the ones that were thought."""
     seconds: float = 0.0
+    """Of sound."""
 
 
 class Receipt(msgspec.Struct, omit_defaults=True):
     """Where a job's time and bytes went. Times are milliseconds on the engine's monotonic clock."""
 
     queued_ms: float = 0.0
+    """From submission to the first launch."""
     first_ms: float = 0.0
     """From submission to the first thing the caller could see."""
     total_ms: float = 0.0
+    """From submission to the end."""
     input_units: int = 0
+    """Read: tokens, seconds, pictures, as the stage counts."""
     output_units: int = 0
+    """Made."""
     cached_units: int = 0
     """Units (prompt tokens, encoder inputs) that a cache answered."""
     launches: int = 0
+    """Passes that it took part in."""
     preemptions: int = 0
+    """How often it had to make room for others."""
     encoder_hits: int = 0
+    """Encoder passes that a cache answered."""
     steps_run: int = 0
+    """Denoising steps that were computed."""
     steps_skipped: int = 0
+    """Those that a step cache answered."""
     guessed_units: int = 0
     """Tokens that speculation guessed ahead; so many were right:"""
     accepted_units: int = 0
+    """Of the guesses, those that were right."""
     sound_seconds: float = 0.0
     """Sound that was made."""
 
@@ -158,10 +181,19 @@ Command = Submit | Cancel | Post | Stop
 # ---- engine -> gateway -------------------------------------------------------------------------------------------
 
 
+class Complaint(msgspec.Struct, array_like=True):
+    """What there is to say about a plugin. `fault`: why it is left out; None: it works, and the notes say how badly."""
+
+    fault: str | None
+    notes: list[str]
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The engine has loaded its models. `models`: name -> facts (dtype, context length, bytes, load seconds)."""
 
     models: dict[str, dict[str, Any]]
+    plugins: dict[str, Complaint] = {}
+    """Name -> what went wrong with a plugin in this process."""
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
@@ -174,18 +206,26 @@ class Tokens(msgspec.Struct, tag="tokens", array_like=True, gc=False):
     """New tokens of one branch. `logprobs[i]` belongs to `ids[i]`; `top[i]` holds (id, logprob), best first."""
 
     job: str
+    """Whose they are."""
     branch: int
+    """Which of its rows."""
     ids: list[int]
+    """New token ids, in order."""
     logprobs: list[float] | None = None
+    """Of each id, where they were asked for."""
     top: list[list[tuple[int, float]]] | None = None
+    """For each id the likeliest, as (id, logprob)."""
 
 
 class Output(msgspec.Struct, tag="output", array_like=True):
     """Anything else a job emits. `body` is a Struct of the pipeline's own, decoded by its front."""
 
     job: str
+    """Whose it is."""
     kind: str
+    """As the program emitted it."""
     body: msgspec.Raw
+    """The Struct, packed; `unpack` reads it."""
 
 
 class BranchEnded(msgspec.Struct, tag="branch", array_like=True):
@@ -200,7 +240,9 @@ class Ended(msgspec.Struct, tag="ended", array_like=True):
     """The job is complete. Always the last event of a job that did not fail."""
 
     job: str
+    """Which one."""
     receipt: Receipt
+    """Where its time went."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

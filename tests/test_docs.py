@@ -100,6 +100,25 @@ def test_every_file_of_the_example_is_in_the_tutorial() -> None:
     assert shown == files
 
 
+def test_what_the_migration_page_names_is_there() -> None:
+    """Settings and fields of requests that it sends people to."""
+    from polymux.core.config import EngineSettings
+    from polymux.gateway.schemas.chat import ChatRequest
+    from polymux.gateway.schemas.images import ImageRequest
+    from polymux.gateway.settings import GatewaySettings
+
+    page = (ROOT / "docs" / "migration.md").read_text()
+    settings = {"engine": EngineSettings, "gateway": GatewaySettings}
+    named = re.findall(r"`\[(engine|gateway)\] ([^|]+?)(?: \||:)", page)
+    assert len(named) == 3
+    for section, names in named:
+        for each in re.findall(r"\w+", names):
+            assert each in settings[section].__dataclass_fields__, f"[{section}] {each}"
+    fields = set(re.findall(r"[`,] ?\"(\w+)\":", page.partition("diffusers scripts")[2]))
+    assert {"prompt", "size", "seed", "n"} <= fields <= ImageRequest.model_fields.keys()
+    assert {"structured_outputs", "response_format"} <= ChatRequest.model_fields.keys()
+
+
 def test_every_metric_is_documented() -> None:
     app = create_app(FakeService())  # type: ignore[arg-type]
     page = (ROOT / "docs" / "operations.md").read_text()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenShape:
-    """What the cache must hold for a decoder."""
+    """What the cache must hold for a decoder: in each of `layers`, keys and values of `kv_heads` heads of `head_dim`
+    numbers of `dtype`. `vocabulary` is how many tokens it tells apart."""
 
     layers: int
     kv_heads: int
@@ -86,6 +87,7 @@ class TokenModel(ABC):
     """What a modality supplies: a decoder over packed rows. It calls `context.attend` in every attention layer."""
 
     shape: TokenShape
+    """What its cache must hold."""
     slab: CacheSpec | None = None
     """What an encoder leaves for each row's cross-attention; rows then read a holding of this class."""
     inlay: CacheSpec | None = None

@@ -65,6 +65,7 @@ class DenoiseModel(ABC):
     """Predictions for rows at different timesteps, and what must agree for rows to share a pass."""
 
     adapters: Adapters | None = None
+    """What a request may choose from to change its passes; None: nothing."""
 
     def adapt(self, weights: Tensor | None) -> None:
         """The next passes are changed by an adapter, or by none. Raises `InternalError` for a model without any."""
@@ -141,6 +142,7 @@ class BlockModel(DenoiseModel):
     dim: int
     """Width of a hidden token."""
     dtype: torch.dtype
+    """Of hidden tokens, and of what is saved of them."""
     replay: Replay | None = None
     """Whole passes as recorded graphs, see `record`."""
 

@@ -41,10 +41,15 @@ class TokenRequest:
     """What to generate. `seed` fixes the draw: token at position p is a function of (logits, seed, p)."""
 
     prompt: list[int]
+    """Token ids."""
     max_tokens: int
+    """To make, at most."""
     sampling: Sampling = Sampling()
+    """How they are drawn."""
     seed: int = 0
+    """Of the draws."""
     stop_ids: frozenset[int] = frozenset()
+    """What ends the row."""
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token's logprob and the k best alternatives."""
     rules: tuple[LogitRule, ...] = ()

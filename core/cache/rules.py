@@ -19,6 +19,7 @@ class StepCaching:
     """A rule with a name, registered through the `step_caches` hook."""
 
     name: str
+    """What the option `step_cache` of a model says."""
     make: Callable[..., StepRule]
     """Called with the options beside the name. `TypeError` and `ValueError` mean that they are wrong."""
 

@@ -71,6 +71,7 @@ class AdaptiveRule(StepRule, ABC):
         """The quantity that is compared with the threshold: from its value after the last step, and the change."""
 
     threshold: float
+    """Of the distance that may add up before a step is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)

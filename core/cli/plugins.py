@@ -64,7 +64,7 @@ def write_new(
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         typer.echo(path)
     typer.echo(f"\ncheck it:  polymux plugin check {folder}", err=True)
-    typer.echo(f"serve it:  polymux serve --plugin-dir {folder} --reload", err=True)
+    typer.echo(f"serve it:  {folder / 'README.md'} says how", err=True)
 
 
 @group.command("check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

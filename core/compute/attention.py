@@ -28,9 +28,13 @@ class AttentionOptions:
     """What differs between layers and models. `window`: keys a query sees, itself included; None: all."""
 
     scale: float
+    """Of queries by keys."""
     causal: bool = True
+    """No row sees what comes after it."""
     window: int | None = None
+    """Positions that are seen back; None: all."""
     softcap: float | None = None
+    """Scores are bent to stay below it; None: they are not."""
     sinks: Tensor | None = None
     """(heads,): a logit per head that takes part in the softmax and attends to nothing."""
 
@@ -112,6 +116,7 @@ class AttentionBackend(ABC):
     """Queries are (T, heads, dim), keys and values (T, kv heads, dim); heads are a multiple of kv heads."""
 
     name: str
+    """What settings and `polymux doctor` call it."""
     recordable = False
     """A launch may be recorded as a graph: its kernels look at nothing on the host."""
 

@@ -20,6 +20,7 @@ from polymux.core.errors import NotReady, Overloaded, PolymuxError
 from polymux.core.vocabulary import (
     Cancel,
     Command,
+    Complaint,
     Ended,
     Failed,
     LoadFailed,
@@ -46,6 +47,8 @@ class Engine(ABC):
         """Why the engine is stopped, unless it was told to."""
         self.models: dict[str, dict[str, Any]] = {}
         """Facts of each loaded model, from the engine's `Ready` report."""
+        self.plugins: dict[str, Complaint] = {}
+        """What went wrong with plugins over there, from the same report."""
         self.stats: dict[str, float] = {}
         """The engine's own gauges and counters, about a second old."""
         self._streams: dict[str, EventStream] = {}

@@ -18,6 +18,7 @@ from polymux.core.models import ModelFiles
 from polymux.core.pipeline import Program
 from polymux.core.plugins import Plugins, load_plugins
 from polymux.core.stopwatch import part, since_begin, stopwatch
+from polymux.core.vocabulary import Ready
 
 STATED = ("quantization", "deterministic")
 """Options of a model that its facts repeat: what a user gets is said where the model is listed."""
@@ -25,8 +26,8 @@ STATED = ("quantization", "deterministic")
 log = logging.getLogger("polymux.engine")
 
 
-def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
-    """The loop over every model of `spec`, and each model's facts with the seconds it took to load.
+def load(spec: EngineSpec) -> tuple[Loop, Ready]:
+    """The loop over every model of `spec`, and what is told of it: each model's facts with the seconds it took to load.
 
     Raises `ModelError`, naming the model, or `ConfigError`.
     """
@@ -55,7 +56,7 @@ def load(spec: EngineSpec) -> tuple[Loop, dict[str, dict[str, Any]]]:
             "load_seconds": round(time.monotonic() - began, 3),
             "start_seconds": {"imports": round(imported, 3), "plugins and device": round(opened, 3), **parts},
         }
-    return Loop(site, programs), facts
+    return Loop(site, programs), Ready(facts, plugins.complain())
 
 
 def open_site(plugins: Plugins, device: Device, settings: SiteSettings) -> Site:
@@ -85,10 +86,8 @@ def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
         raise ModelError(f"model {model.name}: {error.message}") from error
     except Exception as error:
         log.error("model %s: pipeline %s failed", model.name, pipeline.name, exc_info=error)
-        raise ModelError(
-            f"model {model.name}: pipeline {pipeline.name} cannot load {model.reference}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        fault = plugins.tell("pipelines", pipeline, error, f"{pipeline.name}.load")
+        raise ModelError(f"model {model.name}: cannot load {model.reference}: {fault}") from error
 
 
 def read_settings(settings: dict[str, Any]) -> SiteSettings:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 from setproctitle import setproctitle
@@ -59,8 +59,8 @@ class Port(Protocol):
     def send(self, reports: Sequence[Report]) -> None: ...
 
 
-Load = Callable[[EngineSpec], tuple[EngineLoop, dict[str, dict[str, Any]]]]
-"""Loads what a spec names; returns the loop and the facts of each model. `core.engine.load` has the real one."""
+Load = Callable[[EngineSpec], tuple[EngineLoop, Ready]]
+"""Loads what a spec names; returns the loop and what is told of it. `core.engine.load` has the real one."""
 
 
 def drive(loop: EngineLoop, port: Port) -> None:
@@ -107,12 +107,12 @@ def run(spec: EngineSpec, load: Load) -> int:
     port = EngineEnd(spec.commands, spec.reports)
     try:
         try:
-            loop, facts = load(spec)
+            loop, ready = load(spec)
         except Exception as error:
             port.send([LoadFailed(_explain(error).to_wire())])
             return LOAD_FAILED
         _settle()
-        port.send([Ready(facts)])
+        port.send([ready])
         drive(loop, port)
     finally:
         port.close()

@@ -33,7 +33,9 @@ class SiteSettings:
     block: int = 16
     """Tokens of one KV block."""
     cache_bytes: int = 1 << 30
+    """Of the arena that all models share."""
     superpage: int = SUPERPAGE
+    """Bytes of a piece of the arena, from which blocks are cut."""
     slice_ms: float = 50.0
     """What a launch is cut to while another stage waits for the device. While streams of its own stage wait, it is cut
     to between 0.4 and 1.5 times that (`Lane`)."""
@@ -46,11 +48,17 @@ class Site:
     """What a pipeline finds when it is loaded: the device, its memory, and what plugins brought for both."""
 
     device: Device = field(default_factory=Device)
+    """Where it computes."""
     settings: SiteSettings = field(default_factory=SiteSettings)
+    """What the engine was told."""
     attention_backends: tuple[AttentionBackend, ...] = ()
+    """What plugins and core bring, in the order of trying; likewise below."""
     quantizers: tuple[Quantizer, ...] = ()
+    """Number formats."""
     draftings: tuple[Drafting, ...] = ()
+    """Kinds of speculation."""
     step_caches: tuple[StepCaching, ...] = ()
+    """Rules that skip denoising steps."""
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.settings.cache_bytes, self.device.torch, self.settings.superpage)

@@ -118,7 +118,7 @@ class EngineProcess(Engine):
 
     def _loaded(self, report: Ready | LoadFailed) -> None:
         if isinstance(report, Ready):
-            self.models = report.models
+            self.models, self.plugins = report.models, report.plugins
             self._ready_at = time.monotonic()
             self._turn("ready")
         else:

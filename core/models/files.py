@@ -21,7 +21,9 @@ class ModelFiles:
     """A model's folder. `reference` is what the user asked for, kept for messages."""
 
     reference: str
+    """As the user wrote it, for messages."""
     folder: Path
+    """Where the files lie."""
 
     def config(self) -> dict[str, Any]:
         """`config.json`; empty when there is none. Raises `ModelError` when it is not a JSON object."""

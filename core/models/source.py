@@ -16,13 +16,16 @@ class Located:
     """What a source found. `identity` changes when the content does; converted copies are kept under it."""
 
     path: Path
+    """The folder, or the one file."""
     identity: str
+    """Changes when the files do: caches are named after it."""
 
 
 class ModelSource(ABC):
     """One scheme of model references, such as `hf` in `hf:org/name`. Registered by the `model_sources` hook."""
 
     scheme: str
+    """What stands before the colon of its references."""
 
     @abstractmethod
     def resolve(self, name: str, *, sha256: str | None, report: Report) -> Located:

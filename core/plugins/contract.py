@@ -91,7 +91,10 @@ def write_name(name: str, value: Any) -> Iterator[str]:
 
 
 def find_undocumented() -> list[str]:
-    """Hooks, arguments of hooks, public names and their methods that say nothing about themselves."""
+    """Hooks, arguments of hooks, public names, their methods and their fields that nothing is said about.
+
+    A field has a string of its own below it, or its name stands in the class's.
+    """
     found = []
     for name in HOOKS:
         hook = getattr(hooks, name)
@@ -110,6 +113,10 @@ def find_undocumented() -> list[str]:
                 found += [
                     f"{module}.{name}.{method}" for method, each in own_methods(value) if not inspect.getdoc(each)
                 ]
+                for field, text in read_fields(value).items():
+                    own = field.partition(":")[0]
+                    if not text and f"`{own}`" not in (inspect.getdoc(value) or ""):
+                        found.append(f"{module}.{name}, field {own}")
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from polymux.core.errors import PluginError
 from polymux.core.plugins.watch import Cost
 
 MAY_BE_HEAVY = ("attention_backends", "quantizers", "step_caches", "drafters", "examples", "checks")
@@ -33,12 +34,19 @@ class Plugin:
     """One plugin and how it fares. `origin` is a distribution with its version, a file, or "built-in"."""
 
     name: str
+    """Unique; a file's own name, or the entry point's."""
     origin: str
+    """A distribution with its version, a file or folder, or built-in."""
     load: Callable[[], ModuleType]
+    """Imports it."""
     module: ModuleType | None = None
+    """Once it is imported."""
     api_level: int | None = None
+    """What it states."""
     hooks: tuple[str, ...] = ()
+    """Which it implements."""
     fault: Fault | None = None
+    """Why it failed."""
     status: str = "enabled"
     """enabled; disabled (by the user, see `reason`); failed (see `fault`)."""
     reason: str = ""
@@ -65,6 +73,16 @@ class Plugin:
             "notes": list(self.notes),
             "trace": {call: {"ms": cost.ms, "mib": cost.mib} for call, cost in self.trace.items()},
         }
+
+
+def describe_fault(plugin: Plugin, hook: str, error: BaseException, advice: str | None = None) -> Fault:
+    """The fault of `plugin` in `hook`; without an `advice`, the usual one."""
+    return Fault(
+        hook=f"plugin {plugin.name!r}, {hook}",
+        message=str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}",
+        where=locate(error, plugin),
+        advice=advice or f"Fix it, or leave it out: --disable-plugin {plugin.name}",
+    )
 
 
 def locate(error: BaseException, plugin: Plugin) -> str:

@@ -21,9 +21,9 @@ from polymux.core.models import ModelFiles, ModelSource
 from polymux.core.pipeline import Pipeline
 from polymux.core.plugins.example import Example
 from polymux.core.plugins.kinds import check_answer, read_api_level, read_kind
-from polymux.core.plugins.plugin import Fault, Plugin, locate
+from polymux.core.plugins.plugin import Fault, Plugin, describe_fault
 from polymux.core.plugins.watch import PATIENCE, call_watched
-from polymux.core.vocabulary import NamedModel, Task
+from polymux.core.vocabulary import Complaint, NamedModel, Task
 
 if TYPE_CHECKING:
     from polymux.core.batch.drafting import Drafting
@@ -43,6 +43,7 @@ class Plugins:
     """Every plugin that was found, and the hooks of those that work. Build one with `load_plugins`."""
 
     records: list[Plugin] = field(default_factory=list)
+    """Every plugin that was found, working or not."""
     patience: float = PATIENCE
     """Seconds that an import or a hook may take."""
 
@@ -142,6 +143,23 @@ class Plugins:
                 return plugin
         return None
 
+    def tell(self, hook: str, value: Any, error: BaseException, what: str) -> Fault | None:
+        """What a plugin gave for `hook` went wrong for one model: its notes say so, and it goes on."""
+        for plugin, values in self._answers.get(hook, ()):
+            if any(own is value for own in values):
+                fault = describe_fault(plugin, f"{hook}: {what}", error)
+                plugin.notes.append(str(fault))
+                return fault
+        return None
+
+    def complain(self) -> dict[str, Complaint]:
+        """Every plugin with something to say about it, for a process that shows it to people."""
+        return {
+            plugin.name: Complaint(str(plugin.fault) if plugin.fault else None, list(plugin.notes))
+            for plugin in self.records
+            if plugin.fault or plugin.notes
+        }
+
     def choose_pipeline(self, files: ModelFiles, name: str | None = None) -> Pipeline:
         """The pipeline called `name`, or the first that accepts `files`.
 
@@ -232,16 +250,17 @@ class Plugins:
     def _call(self, plugin: Plugin, hook: str, **arguments: Any) -> Any:
         others = [other.module for other in self.records if other.module and other.module is not plugin.module]
         caller = self._manager.subset_hook_caller(hook, others)
-        outcome = call_watched(lambda: caller(**arguments), self._patience(plugin))
+        outcome = call_watched(lambda: caller(**arguments), self._patience(plugin, hook))
         plugin.record(hook, outcome.cost)
         if outcome.error is not None:
             self._fail(plugin, hook, outcome.error)
             return None
         return outcome.value[0] if outcome.value else None
 
-    def _patience(self, plugin: Plugin) -> float | None:
-        """Our own hooks may have to import torch, which takes as long as it takes."""
-        return None if plugin.origin == BUILT_IN else self.patience
+    def _patience(self, plugin: Plugin, hook: str = "") -> float | None:
+        """Our own hooks may have to import torch, which takes as long as it takes; so may `examples`, for which no
+        server waits."""
+        return None if plugin.origin == BUILT_IN or hook == "examples" else self.patience
 
     def _accepts(self, plugin: Plugin, pipeline: Pipeline, files: ModelFiles) -> bool:
         outcome = call_watched(lambda: pipeline.accepts(files), self._patience(plugin))
@@ -268,11 +287,6 @@ class Plugins:
 
     def _fail(self, plugin: Plugin, hook: str, error: BaseException, advice: str | None = None) -> None:
         plugin.status = "failed"
-        plugin.fault = Fault(
-            hook=f"plugin {plugin.name!r}, {hook}",
-            message=str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}",
-            where=locate(error, plugin),
-            advice=advice or f"Fix it, or leave it out: --disable-plugin {plugin.name}",
-        )
+        plugin.fault = describe_fault(plugin, hook, error, advice)
         if plugin.module is not None and self._manager.is_registered(plugin.module):
             self._manager.unregister(plugin.module)

@@ -19,7 +19,7 @@ from polymux.core.engine.process import main
 from polymux.core.engine.spec import EngineSpec
 from polymux.core.engine.wire import discard, pack, unpack
 from polymux.core.errors import InvalidRequest, ModelError
-from polymux.core.vocabulary import Cancel, Command, Ended, Failed, Output, Post, Receipt, Report, Submit, Tokens
+from polymux.core.vocabulary import Cancel, Command, Ended, Failed, Output, Post, Ready, Receipt, Report, Submit, Tokens
 
 COMMAND = (sys.executable, "-m", "polymux.core.testing.counting")
 
@@ -103,7 +103,7 @@ class CountingLoop:
         self.closed = True
 
 
-def load(spec: EngineSpec) -> tuple[CountingLoop, dict[str, dict[str, Any]]]:
+def load(spec: EngineSpec) -> tuple[CountingLoop, Ready]:
     """`settings` choose how loading goes: fine, slowly, not at all, or fatally."""
     time.sleep(spec.settings.get("slow", 0))
     if spec.settings.get("broken"):
@@ -112,7 +112,7 @@ def load(spec: EngineSpec) -> tuple[CountingLoop, dict[str, dict[str, Any]]]:
         raise KeyError("layer.0")
     if spec.settings.get("fatal"):
         os.kill(os.getpid(), signal.SIGKILL)
-    return CountingLoop(), {"counter": {"dtype": "int"}}
+    return CountingLoop(), Ready({"counter": {"dtype": "int"}})
 
 
 if __name__ == "__main__":

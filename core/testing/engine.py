@@ -65,7 +65,7 @@ class LocalEngine(Engine):
 
     def _loaded(self, report: Ready | LoadFailed) -> None:
         if isinstance(report, Ready):
-            self.models, self.state = report.models, "ready"
+            self.models, self.plugins, self.state = report.models, report.plugins, "ready"
             self._answered.set()
 
     def _run(self) -> None:

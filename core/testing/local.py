@@ -30,10 +30,14 @@ class LocalModel:
     """A model folder under a name. `pipeline`: the one that shall serve it; None: the first that accepts it."""
 
     name: str
+    """What requests call it."""
     folder: Path
+    """Where it lies."""
     pipeline: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    """As in `[models.NAME]`."""
     aliases: tuple[str, ...] = ()
+    """Further names."""
 
 
 def open_local(plugins: Plugins, models: Iterable[LocalModel], settings: SiteSettings = SMALL) -> Service:

@@ -31,9 +31,13 @@ class FakeServed:
     """A served model as the gateway sees it."""
 
     name: str
+    """What requests call it."""
     tasks: tuple[str, ...] = ("chat", "complete", "embed")
+    """Which it serves."""
     aliases: tuple[str, ...] = ()
+    """Further names."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """What `/v1/models` says of it."""
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/v1/models`."""
@@ -45,16 +49,27 @@ class FakeService:
     """Serves `models` by running `script` once per opened job."""
 
     models: tuple[FakeServed, ...] = (FakeServed("stub", aliases=("gpt-stub",)),)
+    """What it serves."""
     script: Script = field(default_factory=lambda: speak)
+    """Makes the answers: called with the model, the task and the ask."""
     ear: Ear | None = None
     """In place of the script, for the task `listen`: it is given the ask and the job's inbox."""
     ready: bool = True
+    """Whether `/readyz` says so."""
     stats: dict[str, float] = field(default_factory=dict)
+    """What `/metrics` shows of an engine."""
     opened: list[Answers] = field(default_factory=list)
+    """Every job so far."""
     running: int = 0
+    """Jobs now."""
     finished: int = 0
+    """Jobs that were answered to the end."""
     failed: int = 0
+    """Jobs whose script raised."""
     cancelled: int = 0
+    """Jobs that were left."""
+    engines: tuple[()] = ()
+    """There is none."""
     keep: bool = True
     """Remember every opened job in `opened` (switch off for load tests)."""
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 
 from polymux.core.assembly import gather_halves
 from polymux.core.config import Settings
 from polymux.core.plugins import Plugins, load_plugins
+from polymux.core.plugins.registry import HOOKS
 from polymux.core.tasks import Done
 from polymux.core.testing.service import FakeServed, FakeService
 from polymux.core.vocabulary import Receipt, Usage
@@ -207,6 +209,24 @@ async def test_what_works_and_should_be_otherwise_is_noted(code: str, says: str,
     assert capsys.readouterr().out == "", "standard output is for data"
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_raises_in_any_hook_costs_its_plugin(hook: str, tmp_path: Path) -> None:
+    """Those too that only an engine, the command line or the check calls."""
+    argument = "app" if hook == "commands" else ""
+    plugins = load_plugins_with(tmp_path, HEAD + f"@hookimpl\ndef {hook}({argument}):\n    raise ValueError('boom')")
+    if hook == "commands":
+        plugins.add_commands(typer.Typer())
+    elif hook == "examples":
+        assert plugins.examples("odd") == []
+    else:
+        plugins.answers(hook)
+    odd = plugins.find("odd")
+    assert odd.status == "failed" and odd.fault is not None
+    assert (odd.fault.hook, odd.fault.message) == (f"plugin 'odd', {hook}", "ValueError: boom")
+    assert plugins.find("good").status == "enabled" and plugins.find("core").status == "enabled"
+    assert plugins.complain()["odd"].fault == str(odd.fault)
+
+
 def load_plugins_with(tmp_path: Path, code: str) -> Plugins:
     folder = tmp_path / "plugins"
     folder.mkdir()
@@ -247,8 +267,6 @@ async def break_down(served: Any, task: str, ask: Any) -> AsyncIterator[msgspec.
 
 
 def test_a_verb_that_is_taken_adds_nothing(tmp_path: Path) -> None:
-    import typer
-
     code = "from polymux import hookimpl\n@hookimpl\ndef commands(app):\n    app.command('serve')(lambda: None)\n"
     (tmp_path / "odd.py").write_text(code)
     plugins = load_plugins([tmp_path])

@@ -98,7 +98,10 @@ def test_a_plugin_in_a_folder_serves_from_an_engine_process(spec: EngineSpec) ->
     [
         ({"pipeline": "whisper"}, "no pipeline is called 'whisper'"),
         ({"folder": "/nowhere"}, "model loud: folder:model has no mark"),
-        ({"options": {}}, "model loud: pipeline shout cannot load folder:model: KeyError: 'times'"),
+        (
+            {"options": {}},
+            "loud: cannot load folder:model: plugin 'shouting', pipelines: shout.load: KeyError: 'times'",
+        ),
     ],
     ids=["pipeline", "files", "plugin's bug"],
 )

@@ -31,15 +31,19 @@ def test_there_is_a_template_for_every_kind() -> None:
     assert tuple(list_kinds()) == KINDS
 
 
+def check_style(folder: Path) -> None:
+    ruff = ["--isolated", "--line-length", "120"]
+    for verb in (["check", "--select", "E,F,UP,B"], ["format", "--check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *verb, *ruff, str(folder)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_works_and_is_in_the_houses_style(kind: str, tmp_path: Path) -> None:
     """A name with a dash, and one that sorts imports before polymux's own."""
     folder = write_plugin(kind, "a-" + kind[:4].strip("-"), tmp_path)
-    ruff = ["--isolated", "--line-length", "120"]
-    for verb in (["check", "--select", "E,F,UP,B"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *verb, *ruff, str(folder)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    check_style(folder)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
@@ -80,3 +84,10 @@ def test_a_target_is_a_name_a_file_or_a_project(tmp_path: Path) -> None:
 def test_the_check_of_what_is_no_plugin_says_so() -> None:
     with pytest.raises(PluginError, match="there is no plugin 'nobody'; found: core"):
         run_checks("nobody")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_names_stay_in_the_houses_style(kind: str, tmp_path: Path) -> None:
+    """Lines hold the name: a long one breaks none of them."""
+    folder = write_plugin(kind, "a-rather-long-name-of-one", tmp_path)
+    check_style(folder)
