@@ -1,6 +1,6 @@
 """What the starters that are trained here know, asked through polymux, into the ledger.
 
-python benchmarks/starters.py see look           those in the repository
+python benchmarks/starters.py see look           those in the repository; also paint, film and presets
 python benchmarks/starters.py see --folder DIR   another folder, whose figures are told and not recorded
 """
 
@@ -43,7 +43,48 @@ def judge_look(folder: Path) -> list[tuple[str, float, str]]:
     ]
 
 
-JUDGES = {"see": judge_see, "look": judge_look}
+def judge_paint(folder: Path) -> list[tuple[str, float, str]]:
+    import judge_paint
+
+    found = asyncio.run(judge_paint.judge_at(str(folder), count=500))
+    families = [name for name in found if name not in ("all", "seconds", "faults")]
+    return [
+        ("paint: of 500 held-out prompts drawn right", found["all"], "share"),
+        *((f"paint: held-out prompts drawn right, {name}", found[name], "share") for name in families),
+        ("paint: a picture of 64x64, alone", found["seconds"], "s"),
+    ]
+
+
+def judge_film(folder: Path) -> list[tuple[str, float, str]]:
+    import judge_film
+
+    found = asyncio.run(judge_film.judge_at(str(folder), count=200))
+    return [
+        ("film: of 200 held-out films that move as asked", found["motion"], "share"),
+        ("film: of 200 held-out films without any fault", found["all"], "share"),
+        ("film: a clip of 13 frames of 48x48, alone", found["seconds"], "s"),
+    ]
+
+
+def judge_presets(folder: Path) -> list[tuple[str, float, str]]:
+    """`folder` holds the folders of both; prints the table too."""
+    import presets
+
+    rows = asyncio.run(presets.compare_all(str(folder / "paint"), str(folder / "film"), 100))
+    print(presets.render(rows), flush=True)
+    figures = []
+    exact = {row.model: row.seconds for row in rows if row.preset == "exact"}
+    for row in rows:
+        name = f"{row.model} by preset {row.preset}"
+        if row.psnr is not None:
+            figures.append((f"{name}: PSNR to exact", row.psnr, "dB"))
+        figures.append((f"{name}: SSIM to exact", row.ssim, "of 1"))
+        figures.append((f"{name}: right", row.right, "share"))
+        figures.append((f"{name}: speed", exact[row.model] / row.seconds, "x"))
+    return figures
+
+
+JUDGES = {"see": judge_see, "look": judge_look, "paint": judge_paint, "film": judge_film, "presets": judge_presets}
 
 
 def main() -> None:
@@ -52,7 +93,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     told = parser.parse_args()
     for name in told.starters:
-        for metric, value, unit in JUDGES[name](told.folder or MODELS / name):
+        for metric, value, unit in JUDGES[name](told.folder or (MODELS if name == "presets" else MODELS / name)):
             print(json.dumps({"metric": metric, "value": round(value, 4), "unit": unit}), flush=True)
             if told.folder is None:
                 record("starters", metric, value, unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from polymux import hookimpl
 from polymux.core.vocabulary import NamedModel
@@ -61,11 +62,23 @@ TRAINED = {
 }
 """Their aliases."""
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "paint": {"steps": 20, "scale": 2.5, "size": "64x64", "max_pixels": 64 * 64},
+    "film": {"steps": 20, "scale": 2.0, "size": "48x48", "frames": 13, "fps": 8, "max_pixels": 48 * 48 * 13},
+}
+"""How those that make something were trained to be asked: a folder of diffusers does not say it."""
+
 
 def find_trained() -> list[NamedModel]:
     """Those whose weights are here."""
     return [
-        NamedModel(name=f"starter/{name}", reference=str(MODELS / name), aliases=aliases, options=OPTIONS, default=True)
+        NamedModel(
+            name=f"starter/{name}",
+            reference=str(MODELS / name),
+            aliases=aliases,
+            options={**OPTIONS, **DEFAULTS.get(name, {})},
+            default=True,
+        )
         for name, aliases in TRAINED.items()
         if (MODELS / name).is_dir()
     ]

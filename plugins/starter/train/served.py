@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,8 @@ class Reached:
 
 
 @asynccontextmanager
-async def reach(where: str, model: str) -> AsyncIterator[Reached]:
-    """`where`: the address of a server that serves `model`, or the model's folder."""
+async def reach(where: str, model: str, options: Mapping[str, Any] | None = None) -> AsyncIterator[Reached]:
+    """`where`: the address of a server that serves `model`, or the model's folder, then served with `options`."""
     if where.startswith("http"):
         async with httpx.AsyncClient(base_url=where, timeout=TIMEOUT) as http:
             yield Reached(http, model)
@@ -46,7 +46,8 @@ async def reach(where: str, model: str) -> AsyncIterator[Reached]:
     from polymux.gateway.app import create_app
     from polymux.gateway.settings import GatewaySettings
 
-    service = open_local(load_plugins(), [LocalModel(model, Path(where), options={"dtype": "float32"})])
+    local = LocalModel(model, Path(where), options={"dtype": "float32", **(options or {})})
+    service = open_local(load_plugins(), [local])
     async with serving(service):
         transport = httpx.ASGITransport(create_app(service, GatewaySettings()))
         async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=TIMEOUT) as http:

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Trains starter/paint and starter/film one beside the other on one GPU, and packs the folders.
+#   OUT=/tmp/out MINUTES=7 plugins/starter/train/painting.sh [what both recipes are told, such as --small --device cpu]
+# MINUTES bound VAE and flow together; compiling, drawing and encoding take about one more. A folder is packed anew
+# whenever a recipe has written it, so a call that is cut off leaves the newest whole one.
+# RESUME=DIR goes on from DIR/paint and DIR/film.
+set -euo pipefail
+HERE=$(cd "$(dirname "$0")" && pwd)
+OUT=${OUT:?the folder for what is made}
+MINUTES=${MINUTES:-7}
+WORK=${WORK:-$(mktemp -d)}
+
+pack() {  # the report is written last: a folder with a newer one is whole
+  local name=$1
+  [ -f "$WORK/$name/training.json" ] || return 0
+  if [ ! -f "$OUT/$name.tar" ] || [ "$WORK/$name/training.json" -nt "$OUT/$name.tar" ]; then
+    tar -C "$WORK" -cf "$OUT/.$name.tar" "$name" && mv "$OUT/.$name.tar" "$OUT/$name.tar"
+  fi
+}
+
+one() {
+  local name=$1 from=()
+  shift
+  if [ -n "${RESUME:-}" ]; then from=(--resume "$RESUME/$name"); fi
+  python3 "$HERE/$name.py" --out "$WORK/$name" --minutes "$MINUTES" "${from[@]}" "$@" > "$OUT/$name.log" 2>&1 &
+  local run=$!
+  while kill -0 $run 2> /dev/null; do
+    sleep 5
+    pack "$name"
+  done
+  wait $run || { tail -n 20 "$OUT/$name.log"; return 1; }
+  pack "$name"
+  grep '"run"' "$OUT/$name.log" | tail -n 3
+}
+
+one paint "$@" & PAINT=$!
+one film "$@" & FILM=$!
+STATUS=0
+wait $PAINT || STATUS=1
+wait $FILM || STATUS=1
+ls -l "$OUT"
+exit $STATUS
