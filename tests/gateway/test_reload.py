@@ -17,7 +17,7 @@ from polymux.core.plugins.scaffold import write_plugin
 from polymux.core.reload import Reloader
 from polymux.gateway.app import create_app, refresh_app
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def ask(client: httpx.AsyncClient) -> dict[str, Any]:
