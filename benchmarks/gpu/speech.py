@@ -1,7 +1,7 @@
 """Speech synthesis on a CUDA card, random weights of the public shapes.
 
 csm    so many CSM-1B streams at once: time to first audio, every stream's real-time factor, stalls of a player that
-       starts with the first sound; the most streams that all keep up
+       starts with the first sound; the most streams that all keep up; launches of a frame's depth decoder
 vits   64 MMS texts at once: seconds of audio a second
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/speech.py csm vits --out figures.jsonl
@@ -24,6 +24,7 @@ import torch
 import transformers
 from ledger import record
 from shapes import build_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymux.core.compute.device import open_device
 from polymux.core.engine.loop import Loop
@@ -107,6 +108,8 @@ def run_csm(args: argparse.Namespace, shapes: dict[str, Any]) -> list[dict[str, 
     program: Program = build_csm(model, site, "csm", {"temperature": 0.9, "top_k": 5 if args.tiny else 50})
     frame = program.codec.hop / program.rate  # type: ignore[attr-defined]
     vocabulary, offset = model.config.text_vocab_size, model.config.vocab_size
+    launches = count_launches(program.decoder.model.depth, min(args.streams), args.device)  # type: ignore[attr-defined]
+    print(json.dumps({"launches_of_a_frame": launches}), flush=True)
     results = []
     for count in args.streams:
         figures = []
@@ -123,6 +126,38 @@ def run_csm(args: argparse.Namespace, shapes: dict[str, Any]) -> list[dict[str, 
         results.append({"streams": count, "frame_ms": frame * 1e3, **figures[-1]})
         print(json.dumps(results[-1]), flush=True)
     return results
+
+
+class Counter(TorchDispatchMode):
+    """Counts what a card would be told to do: operations that are neither views nor allocations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+        self.count += not views and "empty" not in func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def count_launches(depth: Any, rows: int, device: str) -> int:
+    """Of one frame's further codes, before they are recorded. A CPU does some steps in several operations that are one
+    kernel on a card."""
+    hidden = torch.zeros(rows, depth.width, dtype=depth.dtype, device=device)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def run() -> None:
+        depth.forward(hidden, tokens, lambda number, logits: logits.argmax(dim=-1))
+
+    run()
+    if device == "cpu":
+        with Counter() as counter:
+            run()
+        return counter.count
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
 def describe(streams: list[Stream], elapsed: float) -> dict[str, float]:

@@ -60,10 +60,15 @@ class Depths:
         self._hidden = torch.zeros(len(last), model.width, dtype=model.dtype, device=device)
         self._temperatures = torch.zeros(len(last), dtype=torch.float32, device=device)
         self._seeds = torch.zeros(len(last), dtype=torch.int64, device=device)
+        self._numbers = torch.arange(model.ids, device=device)
         self._device = site.device
+        self._draw = draw_among
         self.graphs: DecodeGraphs | None = None
         """The loop over a unit's ids, where it is recorded."""
         if device.type == "cuda":
+            from polymux.core.compute.triton.frames import draw_place
+
+            self._draw = draw_place
             self.graphs = DecodeGraphs(self._step, len(last) - 1, len(last) - 1, device)
 
     def admit(self, row: TokenRow) -> None:
@@ -104,11 +109,12 @@ class Depths:
 
     def _step(self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: Rules) -> tuple[Tensor, ...]:
         temperatures, seeds = self._temperatures[slots], self._seeds[slots]
+        numbers = positions[:, None] * self.model.ids + self._numbers
+        uniform = draw_uniform(seeds[:, None], numbers)  # all at once: a launch costs more than what it computes
 
         def draw(number: int, logits: Tensor) -> Tensor:
-            return draw_among(logits, temperatures, draw_uniform(seeds, positions * self.model.ids + number), top_k)
+            return self._draw(logits, temperatures, uniform[:, number], self.model.top_k)
 
-        top_k = self.model.top_k
         further = self.model.forward(self._hidden[slots], self._last[slots], draw)
         self.further[slots] = further
         return (further,)

@@ -91,6 +91,33 @@ def tiny_dac() -> torch.nn.Module:
     return model
 
 
+SNAC = {
+    "sampling_rate": 800,
+    "encoder_dim": 4,
+    "encoder_rates": [2, 3],
+    "latent_dim": 16,
+    "decoder_dim": 16,
+    "decoder_rates": [3, 2],
+    "attn_window_size": None,
+    "codebook_size": CODES,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+"""The configuration of a tiny one: 24 samples a frame of seven codes."""
+
+
+def tiny_snac() -> torch.nn.Module:
+    """The package `snac`'s model, as Orpheus speaks through it."""
+    from snac import SNAC as Model
+
+    model = Model(**SNAC)
+    for quantizer in model.quantizer.quantizers:
+        quantizer.codebook.weight.data *= 3
+    return model
+
+
 def tiny_vits(speakers: int = 1, *, stochastic: bool = True) -> torch.nn.Module:
     """VITS: 8 samples a frame."""
     return VitsModel(

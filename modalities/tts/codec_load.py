@@ -4,14 +4,18 @@ csm    transformers' CsmForConditionalGeneration, whose codec is in the same wei
 flat   a plain causal language model that writes codec ids; its config.json says how, under `speech`:
        {"codec": "codec", "first": 1000, "codebooks": 3, "size": 1024, "end": 999, "voices": ["tara"],
         "template": "{voice}: {text}", "before": [], "after": []}
-       where `codec` is a folder inside the model's, with a Mimi or DAC model
+       where `codec` is a folder inside the model's, with a Mimi, DAC or SNAC model, and `codebooks` counts the codes
+       of a frame (seven of SNAC's)
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import AutoModel, CsmForConditionalGeneration
 
 from polymux.core.batch.oneshot import OneShotStage
@@ -25,6 +29,7 @@ from polymux.modalities.tts.codec_program import CodecProgram
 from polymux.modalities.tts.codecs import Codec, make_codec
 from polymux.modalities.tts.csm import split_csm
 from polymux.modalities.tts.frames import DeepFrames, FlatFrames, FlatSpan
+from polymux.modalities.tts.snac import is_snac, load_snac
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
@@ -49,7 +54,9 @@ def build_csm(model: Any, site: Site, reference: str, options: Mapping[str, Any]
     sampling = read_sampling(options, CSM_SAMPLING)
     decoder = split_csm(model, tier=options.get("tier", "fast"), top_k=sampling.top_k)
     codec = make_codec(model.codec_model.float())  # half the bits of a codec are heard as noise
-    return build(TokenStage("frames", decoder, site), codec, DeepFrames(), site, reference, sampling)
+    return build(
+        TokenStage("frames", decoder, site), codec, DeepFrames(model.config.num_codebooks), site, reference, sampling
+    )
 
 
 def load_flat(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> CodecProgram:
@@ -57,10 +64,15 @@ def load_flat(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Code
     speech = files.config()["speech"]
     device, dtype = site.device.torch, read_dtype(options)
     try:
-        codec = AutoModel.from_pretrained(files.folder / speech["codec"])
+        codec = load_codec(files.folder / speech["codec"], device)
         span = FlatSpan(speech["first"], speech["codebooks"], speech["size"], speech["end"])
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"cannot load a codec from {files.folder}: {error}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot load a codec from {files.folder}: {error!r}") from error
+    if span.codebooks not in codec.codebooks or span.size > codec.size:
+        raise ModelError(
+            f"{files.reference}: frames of {span.codebooks} codes below {span.size} do not fit the codec, which has "
+            f"{codec.codebooks[-1]} below {codec.size}"
+        )
     decoder = load_decoder(
         files.folder,
         device,
@@ -70,7 +82,15 @@ def load_flat(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Code
     )
     stage = TokenStage("codes", decoder, site)
     sampling = read_sampling(options, FLAT_SAMPLING)
-    return build(stage, make_codec(codec.to(device)), FlatFrames(span), site, files.reference, sampling)
+    return build(stage, codec, FlatFrames(span), site, files.reference, sampling)
+
+
+def load_codec(folder: Path, device: torch.device) -> Codec:
+    """A folder of transformers' or of the package `snac`. Raises `ModelError`, and what reading a folder raises."""
+    config = json.loads((folder / "config.json").read_text())
+    if is_snac(config):
+        return load_snac(folder, device)
+    return make_codec(AutoModel.from_pretrained(folder).to(device))
 
 
 def build(

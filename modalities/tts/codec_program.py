@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from polymux.core.batch.oneshot import OneShotRow, OneShotStage
 from polymux.core.batch.sequence import TokenRequest, TokenRow
@@ -80,20 +81,20 @@ class CodecProgram(Program):
             publish=False,
         )
         row = job.start(self.decoder, TokenRow(job, request))
+        codes = np.zeros((0, self.layout.codebooks), np.int64)
         sent, size, most = 0, FIRST_FRAMES, max(round(MOST_SECONDS * self.rate / self.codec.hop), 1)
         over = False
         while not over:
             await row.reach((sent + size + self.codec.right) * self.layout.tokens)
-            frames = self.layout.read(row)
+            codes = np.concatenate([codes, self.layout.read(row, len(codes))])
             over = row.ended.done
-            ready = len(frames) if over else len(frames) - self.codec.right
-            while sent < ready:
-                end = min(sent + most, ready)
-                window = self.codec.window(frames, sent, end)
+            ready = len(codes) if over else len(codes) - self.codec.right
+            while ready - sent >= (1 if over else size):  # windows of one length share a pass: none is longer
+                end = min(sent + size, ready)
+                window = self.codec.window(codes, sent, end, size)
                 heard = await job.start(self.vocoder, OneShotRow(job, window, len(window.codes)))
                 await teller.tell(heard.result.numpy())
-                sent = end
-            size = min(2 * size, most)
+                sent, size = end, min(2 * size, most)
         if not sent:
             raise InternalError("the model said nothing")
         await teller.finish()

@@ -24,6 +24,8 @@ class CodeWindow:
     """(frames, codebooks) int64."""
     first: int
     count: int
+    begin: int = 0
+    """The number of the first frame of `codes` in the whole sound."""
 
 
 class Codec(OneShotModel):
@@ -36,15 +38,17 @@ class Codec(OneShotModel):
     left: int
     right: int
     """Frames of context that a window needs on either side."""
-    codebooks: int
+    codebooks: range
+    """How many codes a frame may have."""
     size: int
     """Codes of a codebook; larger ids are a language model's own, and heard as the last code."""
 
-    def window(self, codes: list[list[int]], start: int, end: int) -> CodeWindow:
-        """Frames `start` to `end` with their context."""
-        begin = max(start - self.left, 0)
-        part = np.asarray(codes[begin : end + self.right], np.int64)
-        return CodeWindow(part.clip(0, self.size - 1), start - begin, end - start)
+    def window(self, codes: np.ndarray, start: int, end: int, usual: int) -> CodeWindow:
+        """Frames `start` to `end` of (frames, codebooks) with their context. `usual`: how many frames a window has
+        that is not the last; the last one gets more context instead, so that all of them can share a pass."""
+        stop = min(end + self.right, len(codes))
+        begin = max(min(start - self.left, stop - (self.left + usual + self.right)), 0)
+        return CodeWindow(codes[begin:stop].clip(0, self.size - 1), start - begin, end - start, begin)
 
     @abstractmethod
     def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Any]: ...
@@ -70,7 +74,7 @@ class MimiCodec(Codec):
         self.transformer = decoder.decoder_transformer if inner else model.decoder_transformer
         self.convolutions = decoder.decoder_seanet if inner else decoder
         self.rate = config.sampling_rate
-        self.codebooks = config.num_quantizers
+        self.codebooks = range(1, config.num_quantizers + 1)
         self.size = config.codebook_size
         self.stride = self.upsample.conv.stride[0] if self.upsample is not None else 1
         """Positions of the transformer for one frame."""
@@ -112,7 +116,7 @@ class DacCodec(Codec):
         self.quantizer: Any = model.quantizer
         self.decoder: Any = model.decoder
         self.rate = config.sampling_rate
-        self.codebooks = config.n_codebooks
+        self.codebooks = range(1, config.n_codebooks + 1)
         self.size = config.codebook_size
         self.hop = int(np.prod(config.upsampling_ratios))
         self.left, self.right = find_halo(list(read_stack(self.decoder)), self.hop)
@@ -130,13 +134,14 @@ class DacCodec(Codec):
         ]
 
 
-CODECS = {"mimi": MimiCodec, "dac": DacCodec}
-"""By `model_type`. EnCodec is not among them: its LSTM remembers everything, so no window is wide enough."""
+CODECS: dict[str, type[MimiCodec | DacCodec]] = {"mimi": MimiCodec, "dac": DacCodec}
+"""By `model_type`; SNAC, which transformers has not, is `snac.py`'s. EnCodec is not among them: its LSTM remembers
+everything, so no window is wide enough."""
 
 
 def make_codec(model: Any) -> Codec:
     """The codec of a transformers model. Raises `ModelError` for one that cannot be streamed."""
     kind = model.config.model_type
     if kind not in CODECS:
-        raise ModelError(f"codec {kind!r} is not supported: use {' or '.join(CODECS)}")
+        raise ModelError(f"codec {kind!r} is not supported: use {', '.join(CODECS)} or snac")
     return CODECS[kind](model.eval().requires_grad_(False))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from transformers import CsmForConditionalGeneration
 
 from polymux.core.batch.decoder import TokenModel
@@ -114,20 +115,23 @@ class DepthDecoder(DepthModel):
         body = original.model
         self.ids = config.num_codebooks - 1
         self.width = config.backbone_hidden_size
-        self.size = config.vocab_size
         self.ending = ending
-        self.codes = body.embed_tokens
         self.projector = body.inputs_embeds_projector
         self.heads = original.codebooks_head.weight.detach()
         """(ids, dim, codebook size): every code has a head of its own."""
         self.dtype = self.heads.dtype
         first = nn.Linear(*self.heads[0].shape, bias=False, device="meta")
         first.weight = nn.Parameter(self.heads[0].T.contiguous(), requires_grad=False)
-        language = Language(body, CodeEmbedding(self.codes, self.projector), first)
+        codes = body.embed_tokens
+        language = Language(body, CodeEmbedding(codes, self.projector), first)
         layers = accelerate(TransformersDecoder(language))
         if not isinstance(layers, FastDecoder):
             raise ModelError("the depth decoder's structure is unfamiliar")
         self.layers = layers
+        with torch.no_grad():
+            projected = self.projector(codes.weight)
+        self.read = projected.view(config.num_codebooks, config.vocab_size, -1)
+        """(codebooks, codebook size, dim): every code as the layers read it, so that a step looks it up."""
 
     def forward(self, hidden: Tensor, tokens: Tensor, draw: Draw) -> Tensor:
         """(S, ids) for hidden states (S, width) and first codes (S,)."""
@@ -136,7 +140,7 @@ class DepthDecoder(DepthModel):
         found: list[Tensor] = []
         code = tokens
         for number in range(self.ids):
-            states = context.run(self.projector(self.codes(code + number * self.size)))
+            states = context.run(embedding(code, self.read[number]))
             code = draw(number, states @ self.heads[number])
             found.append(code)
         return torch.stack(found, dim=1)
@@ -151,31 +155,42 @@ class FrameContext:
 
     def __init__(self, decoder: FastDecoder, rows: int, places: int) -> None:
         shape = decoder.shape
-        like = decoder.norm.weight
+        device = decoder.norm.weight.device
+        size = (shape.layers, 2, rows, shape.kv_heads, places, shape.head_dim)
         self._decoder = decoder
-        self._cache = torch.empty(
-            (shape.layers, 2, rows, shape.kv_heads, places, shape.head_dim), dtype=shape.dtype, device=like.device
-        )
+        self._cache = torch.empty(size, dtype=shape.dtype, device=device)
+        self._positions = torch.arange(places, device=device)[:, None].repeat(1, rows)
         self._place = 0
+        self._attend = attend_place
+        if device.type == "cuda":
+            from polymux.core.compute.triton import frames
+
+            self._attend = frames.attend_place
 
     def run(self, x: Tensor) -> Tensor:
         """The next place of every row: (S, dim) to normalised states (S, dim)."""
-        positions = torch.full((len(x),), self._place, dtype=torch.int64, device=x.device)
-        states = self._decoder.run(x, positions, self)  # type: ignore[arg-type]
+        states = self._decoder.run(x, self._positions[self._place], self)  # type: ignore[arg-type]
         self._place += 1
         return states
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """(S, heads, dim). Written out: libraries prepare a plan for every length of so short a sequence."""
+        """(S, heads, dim)."""
         if options.softcap is not None or options.sinks is not None:
             raise InternalError("a depth decoder with capped or sunk attention")
-        rows, heads, dim = query.shape
-        self._cache[layer, 0, :, :, self._place] = key
-        self._cache[layer, 1, :, :, self._place] = value
-        keys, values = self._cache[layer, :, :, :, : self._place + 1]
-        grouped = query.view(rows, keys.shape[1], -1, dim) * options.scale
-        weights = (grouped @ keys.transpose(-1, -2)).softmax(dim=-1, dtype=torch.float32)
-        return (weights.to(values.dtype) @ values).reshape(rows, heads, dim)
+        return self._attend(query, key, value, self._cache[layer], self._place, options.scale)
+
+
+def attend_place(query: Tensor, key: Tensor, value: Tensor, cache: Tensor, place: int, scale: float) -> Tensor:
+    """One more place of S short sequences: its key and value (S, kv heads, dim) go to `place` of `cache`, (2, S, kv
+    heads, places, dim), and its query (S, heads, dim) sees all places up to it. Written out: libraries prepare a plan
+    for every length of so short a sequence."""
+    rows, heads, dim = query.shape
+    cache[0, :, :, place] = key
+    cache[1, :, :, place] = value
+    keys, values = cache[:, :, :, : place + 1]
+    grouped = query.reshape(rows, keys.shape[1], -1, dim) * scale
+    weights = (grouped @ keys.transpose(-1, -2)).softmax(dim=-1, dtype=torch.float32)
+    return (weights.to(values.dtype) @ values).reshape(rows, heads, dim)
 
 
 def split_csm(model: CsmForConditionalGeneration, *, tier: str = "fast", top_k: int = 0) -> TokenModel:
@@ -186,10 +201,10 @@ def split_csm(model: CsmForConditionalGeneration, *, tier: str = "fast", top_k: 
     config = model.config
     size = config.vocab_size
     codes = model.backbone_model.embed_tokens.embed_audio_tokens
-    embedding = FrameEmbedding(model.embed_text_tokens, codes, config.num_codebooks, size)
+    inputs = FrameEmbedding(model.embed_text_tokens, codes, config.num_codebooks, size)
     depth = DepthDecoder(model.depth_decoder, config.codebook_eos_token_id)
     depth.top_k = top_k
-    decoder: TokenModel = TransformersDecoder(Language(model.backbone_model, embedding, model.lm_head))
+    decoder: TokenModel = TransformersDecoder(Language(model.backbone_model, inputs, model.lm_head))
     if tier == "fast":
         decoder = accelerate(decoder)  # type: ignore[arg-type]
     decoder.depth = depth

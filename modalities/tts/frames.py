@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,15 +15,17 @@ from polymux.core.compute.rules import LogitRule
 
 
 class FrameLayout(ABC):
-    """`tokens`: how many a frame takes."""
+    """`tokens`: how many a frame takes. `codebooks`: codes of a frame."""
 
     tokens: int
+    codebooks: int
     rules: tuple[LogitRule, ...] = ()
     stop_ids: frozenset[int] = frozenset()
 
     @abstractmethod
-    def read(self, row: TokenRow) -> list[list[int]]:
-        """The whole frames that a row has generated, without what ended it."""
+    def read(self, row: TokenRow, first: int) -> np.ndarray:
+        """The whole frames that a row has generated, from number `first` on and without what ended it: (frames,
+        codebooks) int64."""
 
 
 class DeepFrames(FrameLayout):
@@ -30,17 +33,22 @@ class DeepFrames(FrameLayout):
 
     tokens = 1
 
-    def read(self, row: TokenRow) -> list[list[int]]:
-        frames = [[token, *further] for token, further in zip(row.generated, row.further)]
-        return frames[:-1] if row.reason == "stop" else frames
+    def __init__(self, codebooks: int) -> None:
+        self.codebooks = codebooks
+
+    def read(self, row: TokenRow, first: int) -> np.ndarray:
+        tokens = row.tokens[row.prompt_length + first :]
+        frames = [[token, *further] for token, further in zip(tokens, row.further[first:])]
+        return np.array(frames[:-1] if row.reason == "stop" else frames, np.int64).reshape(-1, self.codebooks)
 
 
 @dataclass(frozen=True)
 class FlatSpan:
-    """Where a plain language model has its codes: id = first + codebook * size + code."""
+    """Where a plain language model has its codes: id = first + place in the frame * size + code."""
 
     first: int
     codebooks: int
+    """Codes of a frame; a codec of several rates has more of them than codebooks."""
     size: int
     end: int
     """The id that ends the sound."""
@@ -51,16 +59,17 @@ class FlatFrames(FrameLayout):
 
     def __init__(self, span: FlatSpan) -> None:
         self.span = span
-        self.tokens = span.codebooks
+        self.tokens = self.codebooks = span.codebooks
         self.rules = (Lanes(span),)
         self.stop_ids = frozenset([span.end])
 
-    def read(self, row: TokenRow) -> list[list[int]]:
+    def read(self, row: TokenRow, first: int) -> np.ndarray:
         span = self.span
-        spoken = row.generated[:-1] if row.reason == "stop" else row.generated
+        spoken = np.array(row.tokens[row.prompt_length + first * span.codebooks :], np.int64)
+        if row.reason == "stop":
+            spoken = spoken[:-1]
         whole = len(spoken) // span.codebooks * span.codebooks
-        codes = [(token - span.first) % span.size for token in spoken[:whole]]
-        return [codes[start : start + span.codebooks] for start in range(0, whole, span.codebooks)]
+        return ((spoken[:whole] - span.first) % span.size).reshape(-1, span.codebooks)
 
 
 class Lanes(LogitRule):

@@ -48,12 +48,14 @@ class Expansion:
 
 @dataclass(frozen=True)
 class LatentWindow:
-    """Frames `start` to `end` of `latents`, (frames of the whole utterance, dim)."""
+    """Frames `start` to `end` of `latents`, (frames of the whole utterance, dim). `usual`: how many frames a window has
+    that is not the last; the last one gets more context instead, so that all of them can share a pass."""
 
     latents: Tensor
     start: int
     end: int
     speaker: int | None
+    usual: int = 0
 
 
 class _Part(OneShotModel):
@@ -163,14 +165,19 @@ class VitsVocoder(_Part):
         speakers = (first.speaker is None) == (item.speaker is None)
         return len(self.cut(first)) == len(self.cut(item)) and speakers
 
+    def begin(self, item: LatentWindow) -> int:
+        """The first frame of the window's context."""
+        stop = min(item.end + self.halo, len(item.latents))
+        return max(min(item.start - self.halo, stop - (item.usual + 2 * self.halo)), 0)
+
     def cut(self, item: LatentWindow) -> Tensor:
         """The window's frames with its halo, as far as there are any."""
-        return item.latents[max(item.start - self.halo, 0) : item.end + self.halo]
+        return item.latents[self.begin(item) : item.end + self.halo]
 
     def forward(self, items: list[LatentWindow], slabs: list[Tensor]) -> list[Tensor]:
         latents = torch.stack([self.cut(item) for item in items]).transpose(1, 2).to(self.dtype)
         sounds = self.decoder(latents, self.condition([item.speaker for item in items]))[:, 0].float()
-        firsts = [(item.start - max(item.start - self.halo, 0)) * self.hop for item in items]
+        firsts = [(item.start - self.begin(item)) * self.hop for item in items]
         return [
             sound[first : first + (item.end - item.start) * self.hop]
             for sound, item, first in zip(sounds, items, firsts)

@@ -65,12 +65,13 @@ class VitsProgram(Program):
         frames = self._count(read)
         teller.expect(self._time(piece, read[:, 0].tolist()))
         flown = await job.start(self.flow, OneShotRow(job, Expansion(utterance, read, frames), frames))
-        start, size = 0, round(FIRST_SECONDS * self.rate / self.hop)
+        start, size = 0, max(round(FIRST_SECONDS * self.rate / self.hop), 1)
+        most = max(round(MOST_SECONDS * self.rate / self.hop), 1)
         while start < frames:
-            end = min(start + max(size, 1), frames)
-            window = LatentWindow(flown.result, start, end, utterance.speaker)
+            end = min(start + size, frames)
+            window = LatentWindow(flown.result, start, end, utterance.speaker, size)
             teller.tell((await job.start(self.vocoder, OneShotRow(job, window, end - start))).result.numpy())
-            start, size = end, min(2 * size, round(MOST_SECONDS * self.rate / self.hop))
+            start, size = end, min(2 * size, most)
         job.receipt.input_units += len(utterance.ids)
         job.receipt.output_units += frames
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,15 @@ class Utterance:
 
 
 class VoiceModel(OneShotModel):
-    """Phonemes -> int16 samples. Each voice is a network of its own, which takes one utterance at a time."""
+    """Phonemes -> int16 samples. Each voice is a network of its own, which takes one utterance at a time: those of a
+    pass are spoken side by side, each on a core."""
 
-    def __init__(self, voices: Mapping[str, Hibari]) -> None:
+    def __init__(self, voices: Mapping[str, Hibari], cores: int = 1) -> None:
         self.voices = voices
+        self._speakers = ThreadPoolExecutor(cores, thread_name_prefix="voice")
 
     def forward(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
-        return [self.speak(item) for item in items]
+        return list(self._speakers.map(self.speak, items))
 
     def speak(self, utterance: Utterance) -> np.ndarray:
         voice = self.voices[utterance.voice]
@@ -69,7 +72,7 @@ class SpeechProgram(Program):
             teller.pause(piece.pause)
 
     async def _say(self, job: Job, utterance: Utterance) -> np.ndarray:
-        row = OneShotRow(job, utterance, len(utterance.ids))
+        row = OneShotRow(job, utterance, 1)
         await job.start(self.voice, row)
         job.receipt.input_units += len(utterance.ids) - 2
         job.receipt.output_units += len(row.result) // FRAME
@@ -81,9 +84,10 @@ class SpeechProgram(Program):
 
 
 def load_speech(files: ModelFiles, site: Site) -> Program:
-    """One thread for each network: it runs beside the device, which has its own use for the other cores."""
+    """As many pieces at once as torch has cores to use, with one thread each: they are spoken beside the device."""
     voices = {
         name: Hibari(voice=name, model=str(files.path(voice["file"])), threads=1)
         for name, voice in files.config()["voices"].items()
     }
-    return SpeechProgram(OneShotStage("voice", VoiceModel(voices), site, max_units=1, on_host=True))
+    cores = torch.get_num_threads()
+    return SpeechProgram(OneShotStage("voice", VoiceModel(voices, cores), site, max_units=cores, on_host=True))

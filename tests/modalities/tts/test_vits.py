@@ -14,6 +14,7 @@ from transformers import VitsConfig
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.testing.drive import Driver
+from polymux.core.testing.media import compare_spectra
 from polymux.modalities.tts.field import find_halo
 from polymux.modalities.tts.vits import LatentWindow, VitsVocoder, read_vocoder
 from polymux.modalities.tts.work import Piece, WordSpan
@@ -65,6 +66,37 @@ def test_windows_of_any_length_are_the_whole(originals: dict[str, Any], count: i
         windows = [LatentWindow(latents, start, min(start + count, 60), None) for start in range(0, 60, count)]
         found = torch.cat([vocoder.forward([window], [])[0] for window in windows])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_last_windows_of_all_sounds_share_a_pass(originals: dict[str, Any]) -> None:
+    """However short: what they lack in length they get in context."""
+    vocoder = VitsVocoder(originals["vits"])
+    latents = torch.randn(90, 16)
+    ends = [71, 74, 78]
+    windows = [LatentWindow(latents[:end], 70, end, None, usual=8) for end in ends]
+    inner = LatentWindow(latents, 60, 68, None, usual=8)
+    assert all(vocoder.compatible(inner, window) for window in windows)
+    with torch.no_grad():
+        found = vocoder.forward([inner, *windows], [])
+        for end, sound in zip(ends, found[1:], strict=True):
+            expected = originals["vits"].decoder(latents[:end].T[None])[0, 0, 70 * 8 :]
+            torch.testing.assert_close(sound, expected, atol=1e-5, rtol=0)
+
+
+def test_nothing_clicks_where_windows_meet(originals: dict[str, Any]) -> None:
+    """The spectrum at every joint is that of the whole sound; with half the halo it is not."""
+    vocoder = VitsVocoder(originals["vits"])
+    latents = 10 * torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
+    expected = originals["vits"].decoder(latents.T[None])[0, 0].detach().numpy()
+
+    def join() -> np.ndarray:
+        windows = [LatentWindow(latents, start, start + 5, None) for start in range(0, 60, 5)]
+        with torch.no_grad():
+            return torch.cat([vocoder.forward([window], [])[0] for window in windows]).numpy()
+
+    assert compare_spectra(join(), expected, range(40, 480, 40)) < -80
+    vocoder.halo //= 2
+    assert compare_spectra(join(), expected, range(40, 480, 40)) > -60
 
 
 def test_a_halo_that_is_too_narrow_would_be_noticed(originals: dict[str, Any]) -> None:
