@@ -47,21 +47,51 @@ class Encoder(ABC):
         return b""
 
 
+class Resampler:
+    """Sound at 24 kHz, however it came: as long as it was, to the sample."""
+
+    def __init__(self) -> None:
+        self._resampler: AudioResampler | None = None
+        self._due = 0.0
+        """Samples at 24 kHz that the sound so far lasts."""
+        self._given = 0
+
+    def feed(self, sound: Sound) -> np.ndarray:
+        """int16; what is ready."""
+        samples = np.frombuffer(sound.data, "<i2")
+        self._due += len(samples) * RATE / sound.rate
+        if sound.rate == RATE:
+            self._given += len(samples)
+            return samples
+        if self._resampler is None:
+            self._resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
+        return self._give(self._resampler.resample(make_frame(sound)))
+
+    def finish(self) -> np.ndarray:
+        """What was held back."""
+        rest = self._give(self._resampler.resample(None)) if self._resampler is not None else np.zeros(0, "<i2")
+        missing = round(self._due) - self._given
+        return np.pad(rest, (0, missing)) if missing > 0 else rest
+
+    def _give(self, frames: list[AudioFrame]) -> np.ndarray:
+        """No more than is due: a filter rings on."""
+        joined = np.concatenate([np.zeros(0, "<i2"), *(frame.to_ndarray()[0] for frame in frames)])
+        joined = joined[: max(round(self._due) - self._given, 0)]
+        self._given += len(joined)
+        return joined
+
+
 class PcmEncoder(Encoder):
     media = b"audio/pcm"
 
     def __init__(self) -> None:
-        self._resampler: AudioResampler | None = None
+        self._resampler = Resampler()
 
     def encode(self, sound: Sound) -> bytes:
-        if sound.rate == RATE:
-            return sound.data
-        if self._resampler is None:
-            self._resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
-        return _join(self._resampler.resample(make_frame(sound)))
+        return self._resampler.feed(sound).tobytes()
 
     def finish(self) -> bytes:
-        return _join(self._resampler.resample(None)) if self._resampler is not None else b""
+        return self._resampler.finish().tobytes()
 
 
 class WavEncoder(Encoder):
@@ -133,26 +163,28 @@ class CodecEncoder(Encoder):
         self._streamed_mp3 = format == "mp3" and not whole
         self._head = write_mp3_head() if self._streamed_mp3 else b""
         self._least = LEAST.get(format, 0)
-        self._position = 0
-        self._samples = 0.0
-        """As above, at 24 kHz."""
+        self._resampler = Resampler()
+        self._samples = 0
+        """At 24 kHz."""
         self._packets = 0
 
     def encode(self, sound: Sound) -> bytes:
-        frame = make_frame(sound)
-        self._samples += frame.samples * RATE / sound.rate
-        frame.pts = self._position
-        self._position += frame.samples
-        self._mux(frame)
+        self._add(self._resampler.feed(sound))
         return self._take()
 
     def finish(self) -> bytes:
-        short = self._least - self._position
-        if short > 0:
-            self.encode(Sound(bytes(2 * short), RATE))
+        self._add(self._resampler.finish())
+        self._add(np.zeros(max(self._least - self._samples, 0), "<i2"))
         self._mux(None, most=self._count_needed())
         self._container.close()
         return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._take()
+
+    def _add(self, samples: np.ndarray) -> None:
+        if len(samples):
+            frame = make_frame(Sound(samples.tobytes(), RATE))
+            frame.pts = self._samples
+            self._samples += len(samples)
+            self._mux(frame)
 
     def _mux(self, frame: AudioFrame | None, most: int | None = None) -> None:
         for packet in self._stream.encode(frame):
@@ -226,7 +258,3 @@ def make_frame(sound: Sound) -> AudioFrame:
     frame = AudioFrame.from_ndarray(np.frombuffer(sound.data, "<i2")[None], format="s16", layout="mono")
     frame.sample_rate = sound.rate
     return frame
-
-
-def _join(frames: list[AudioFrame]) -> bytes:
-    return b"".join(frame.to_ndarray().astype("<i2", copy=False).tobytes() for frame in frames)

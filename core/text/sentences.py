@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 END = re.compile(
-    r"(?P<mark>[.!?…]+)[\"'”’»)\]]*(?=\s)\s*"  # the next word stands apart
+    r"(?<![.!?…])(?P<mark>[.!?…]++)[\"'”’»)\]]*+(?=\s)\s*"  # the next word stands apart; a run is looked at once
     r"|[。！？]+[\"'”’»」』）]*\s*"  # scripts that leave no space
     r"|\n\s*"
 )
@@ -17,6 +17,9 @@ BEFORE_NAMES = re.compile(
     "Mr|Mrs|Ms|Mx|Dr|Prof|St|Mt|Ft|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Cpl|Maj|Adm|Fr|Messrs|vs"
 )
 """Abbreviations whose point ends no sentence, though what follows begins with a capital letter or a digit."""
+
+LONGEST_NAME = 40
+"""Characters before a point in which such a one is looked for."""
 
 CLAUSE = re.compile(r"[,;:.!?…—、，；：。！？][\"'”’»)\]]*\s*")
 
@@ -41,7 +44,8 @@ def _ends(text: str, end: re.Match[str]) -> bool:
         return False
     if end["mark"] != ".":
         return True
-    word = text[: end.start()].rsplit(None, 1)[-1].lstrip("(\"“'‘[") if text[: end.start()].strip() else ""
+    before = text[max(end.start() - LONGEST_NAME, 0) : end.start()].split()
+    word = before[-1].lstrip("(\"“'‘[") if before else ""
     return "\n" in end[0] or not (BEFORE_NAMES.fullmatch(word) or (len(word) == 1 and word.isupper()))
 
 

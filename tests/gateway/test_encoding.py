@@ -87,15 +87,16 @@ def test_wav_has_one_header() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("rate", [16_000, 22_050, 44_100])
+@pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100])
 def test_voices_of_other_rates(format: str, rate: int) -> None:
-    """All formats but WAV are 24 kHz; a second stays a second."""
-    samples = make_tone(1.0, rate)
+    """All formats but WAV are 24 kHz, and as long as at the voice's own rate, to one sample or one packet."""
+    samples = make_tone(1.23, rate)
     data = encode(format, samples, rate=rate)
     if format == "wav":
         assert data[44:] == samples.tobytes()
     found = decode(format, data)
-    assert RATE - 64 <= len(found) <= RATE + 2 * PACKET.get(format, 32) + 64
+    room = PACKET.get(format, 1) + (32 if format == "wav" else 0)  # a player's own filter
+    assert -room < len(found) - round(len(samples) * RATE / rate) < room
     spectrum = np.abs(np.fft.rfft(found))
     assert np.argmax(spectrum) * RATE / len(found) == pytest.approx(440, abs=5)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hibari import Hibari
 from polymux_hibari.front import SpeechFront
+from polymux_hibari.program import Utterance, VoiceModel
 from polymux_hibari.work import FRAME, SpeakWork
 
 from polymux.core.compute.device import Device, LaggedCpu
@@ -62,6 +63,17 @@ def test_the_same_alone_and_among_others(drive: Callable[..., Driver], say: Call
     crowd.finish()
     for mine, theirs in zip(sounds(alone, "a"), sounds(crowd, "a"), strict=True):
         assert np.array_equal(mine, theirs)
+
+
+def test_voices_of_a_pass_speak_side_by_side(front: SpeechFront) -> None:
+    """Several voices, each a network of its own, and several pieces of one: each is what it is alone."""
+    voices = VoiceModel({"one": Hibari(), "two": Hibari()}, cores=2)
+    ids = [front.prepare("speak", Speak(text=text)) for text in ("One sentence.", "Another.")]
+    first, second = (next(iter(prepared.messages)).ids for prepared in ids)  # type: ignore[arg-type]
+    spoken = [Utterance(first, "one", 1.0), Utterance(second, "two", 2.0), Utterance(second, "one", 1.0)]
+    together = voices.forward(spoken, [])
+    for utterance, samples in zip(spoken, together, strict=True):
+        assert np.array_equal(voices.forward([utterance], [])[0], samples)
 
 
 def test_texts_take_turns(drive: Callable[..., Driver], say: Callable[..., None]) -> None:
