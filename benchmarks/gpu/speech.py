@@ -94,6 +94,14 @@ def serve(program: Any, site: Site, works: list[tuple[SpeakWork, list[Piece]]]) 
     return [streams[job] for job in sorted(streams, key=int)], elapsed
 
 
+def prepare(program: Program) -> None:
+    """What an engine does before its first request, and while nothing runs."""
+    for stage in program.stages:
+        stage.warm()
+        while stage.tend():
+            pass
+
+
 def percentile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(math.ceil(share * len(ordered)) - 1, len(ordered) - 1)]
@@ -106,6 +114,7 @@ def run_csm(args: argparse.Namespace, shapes: dict[str, Any]) -> list[dict[str, 
     settings = SiteSettings(max_rows=most, max_units=4096, block=16, cache_bytes=args.cache << 20)
     site = open_site(args, settings)
     program: Program = build_csm(model, site, "csm", {"temperature": 0.9, "top_k": 5 if args.tiny else 50})
+    prepare(program)
     frame = program.codec.hop / program.rate  # type: ignore[attr-defined]
     vocabulary, offset = model.config.text_vocab_size, model.config.vocab_size
     launches = count_launches(program.decoder.model.depth, min(args.streams), args.device)  # type: ignore[attr-defined]
@@ -178,6 +187,7 @@ def run_vits(args: argparse.Namespace, shapes: dict[str, Any]) -> dict[str, floa
     model = tiny_vits().eval() if args.tiny else build_model(shapes["mms-tts"], args.device, torch.float32)
     site = open_site(args, SiteSettings(max_rows=TEXTS, cache_bytes=64 << 20))
     program = build_vits(model, site)
+    prepare(program)
     generator = random.Random(0)
     vocabulary = model.config.vocab_size
     texts = [[generator.randrange(1, vocabulary) for _ in range(generator.randint(60, 300))] for _ in range(TEXTS)]

@@ -16,7 +16,7 @@ from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import compare_spectra
 from polymux.modalities.tts.field import find_halo
-from polymux.modalities.tts.vits import LatentWindow, VitsVocoder, read_vocoder
+from polymux.modalities.tts.vits import LatentWindow, Utterance, VitsReader, VitsVocoder, read_vocoder
 from polymux.modalities.tts.work import Piece, WordSpan
 
 IDS = [list(np.random.default_rng(length).integers(1, 30, length)) for length in (9, 14, 20, 3)]
@@ -47,7 +47,17 @@ def test_streamed_is_what_transformers_says(
     assert len(driver.outputs("2", SPOKEN, Spoken)) > 1
 
 
-def test_speakers(drive: Callable[..., Driver], say: Any, sound: Any, originals: dict[str, Any]) -> None:
+def test_speakers_share_passes(
+    drive: Callable[..., Driver], say: Any, sound: Any, originals: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[set[int | None]] = []
+    forward = VitsReader.forward
+
+    def watch(self: VitsReader, items: list[Utterance], slabs: list[torch.Tensor]) -> list[torch.Tensor]:
+        together.append({item.speaker for item in items})
+        return forward(self, items, slabs)
+
+    monkeypatch.setattr(VitsReader, "forward", watch)
     driver = drive("vits", speakers=3)
     for speaker in range(3):
         say(driver, str(speaker), piece(1), speaker=speaker)
@@ -55,6 +65,7 @@ def test_speakers(drive: Callable[..., Driver], say: Any, sound: Any, originals:
     for speaker in range(3):
         expected = whole(originals["vits of three"], IDS[1], speaker=speaker)
         np.testing.assert_allclose(sound(driver, str(speaker)), expected, atol=1e-4)
+    assert {0, 1, 2} in together
 
 
 @pytest.mark.parametrize("count", [1, 5, 11, 1000])
