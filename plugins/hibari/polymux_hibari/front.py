@@ -28,6 +28,9 @@ LONGEST = 240
 FIRST = 100
 """Phonemes of an answer's first piece: sound shall be heard soon."""
 
+READ_AT_ONCE = 1000
+"""Characters that the package is given at most: a run of marks takes it time by the square of its length."""
+
 PAD = 0
 """The id at both ends of what the model is given."""
 
@@ -79,7 +82,8 @@ class SpeechFront(Front):
                 if part.seconds:
                     yield Piece(pause=part.seconds)
                 continue
-            for sentence in split_sentences(part.text):
+            sentences = (cut_text(sentence, READ_AT_ONCE) for sentence in split_sentences(part.text))
+            for sentence in itertools.chain.from_iterable(sentences):
                 phonemes = sentence.strip() if part.phonemes else self._read_aloud(sentence, voice)
                 for sounds, text in cut_beside(phonemes, sentence, room):
                     ids = [self.vocabulary[phoneme] for phoneme in sounds if phoneme in self.vocabulary]
