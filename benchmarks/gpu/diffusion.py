@@ -10,7 +10,7 @@ products                          each matrix product of a FLUX block by itself,
 Forms: `diffusers compiled` is the peer (its own compiled blocks in the same run); ours are `kernels` (merged
 projections, our own kernels between the products, nothing compiled; the default for FLUX) and `compiled` (the same
 blocks fused by the compiler; the default for all others), each also as a recorded `graph`. `kernels` has variants:
-activation in a step of its own, text and picture on one stream, a single block's two halves projected apart.
+activation in a step of its own, text and picture on one stream, a single block's two halves projected together.
 `parts` says where a pass spends its time.
 Prints a JSON line for each, and appends it to `--out`. A form that fails says so and the others go on.
 
@@ -44,7 +44,6 @@ from polymux.core.testing.drive import Driver
 from polymux.core.testing.pipelines import tiny_unet, tiny_wan
 from polymux.modalities.diffusion import encoders, flux, unet, wan
 from polymux.modalities.diffusion.merged import compile_blocks
-from polymux.modalities.diffusion.merged_flux import TorchSteps
 
 TARGETS = {"flux-1024": 118.0, "flux-512": 38.0, "flux-512x8": 34.0, "wan-480p": 470.0, "sdxl": 36.0}
 PEERS = {"flux-1024": 133.0, "flux-512": 43.0, "flux-512x8": 39.0, "wan-480p": 512.0, "sdxl": 38.0}
@@ -140,30 +139,12 @@ def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
         bench.form(name, form, flux_peer(transformer, batches[name]))
         bench.parts(name, form, flux_peer(transformer, batches[name]))
     bench.free()
-    model = flux.FluxDenoiser(transformer)
     if bench.kernels:
-        from polymux.modalities.diffusion.flux_kernels import KernelSteps
-
-        steps = KernelSteps()
-        model.merge(steps=steps)
-        for name, batch in wanted.items():
-            run_forms(bench, name, "kernels", model, batch)
-        variants = {"activation apart": {"epilogue": False}, "one stream": {"beside": False}}
-        for variant, settings in variants.items():
-            before = {key: getattr(steps, key) for key in settings}
-            vars(steps).update(settings)
-            for name, batch in wanted.items():
-                run = lambda batch=batch: model.forward(batch)  # noqa: E731
-                bench.form(name, f"kernels, {variant}", run, share_of(name, batch))
-            vars(steps).update(before)
-        if "engine" in cases:
-            run_engine(bench, model)
-        model.work_in(TorchSteps())
-    else:
-        model.merge()
-        if "engine" in cases:
-            run_engine(bench, model)
-    blocks = model.merged
+        transformer = run_kernels(bench, cases, wanted, transformer)
+    model = flux.FluxDenoiser(transformer)
+    blocks = model.merge()
+    if "engine" in cases and not bench.kernels:
+        run_engine(bench, model)
     if not bench.tiny:
         compile_blocks(blocks, dynamic=False)
     for name, batch in wanted.items():
@@ -181,13 +162,32 @@ def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
         for name, batch in wanted.items():
             run = lambda batch=batch: model.forward(batch)  # noqa: E731
             bench.form(name, "compiled, autotuned", run, share_of(name, batch))
-    if bench.kernels:  # the weights lie otherwise: a model of its own
-        del model, transformer, blocks
-        bench.free()
-        model = flux.FluxDenoiser(bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux))
-        model.merge(steps=KernelSteps(split=True))
+
+
+def run_kernels(bench: Bench, cases: set[str], wanted: dict[str, DenoiseBatch], transformer: Any) -> Any:
+    """Our kernels and their variants, and the engine with them. Gives a new transformer: these take the weights."""
+    from polymux.modalities.diffusion.flux_kernels import KernelSteps
+
+    steps = KernelSteps()
+    model = flux.FluxDenoiser(transformer)
+    model.merge(steps=steps)
+    for name, batch in wanted.items():
+        run_forms(bench, name, "kernels", model, batch)
+    for variant, setting in {"activation apart": "epilogue", "one stream": "beside"}.items():
+        setattr(steps, setting, False)
         for name, batch in wanted.items():
-            run_forms(bench, name, "kernels, halves apart", model, batch)
+            run = lambda batch=batch: model.forward(batch)  # noqa: E731
+            bench.form(name, f"kernels, {variant}", run, share_of(name, batch))
+        setattr(steps, setting, True)
+    if "engine" in cases:
+        run_engine(bench, model)
+    bench.free()
+    model = flux.FluxDenoiser(bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux))
+    model.merge(steps=KernelSteps(split=False))  # the weights lie otherwise
+    for name, batch in wanted.items():
+        run_forms(bench, name, "kernels, halves together", model, batch)
+    bench.free()
+    return bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
 
 
 def run_products(bench: Bench) -> None:

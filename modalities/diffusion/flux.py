@@ -19,7 +19,7 @@ from polymux.core.errors import InvalidRequest
 from polymux.modalities.diffusion import schedules
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
 from polymux.modalities.diffusion.merged import Merged, halve_rotary
-from polymux.modalities.diffusion.merged_flux import FluxStream, MergedFluxDouble, MergedFluxSingle, Steps, TorchSteps
+from polymux.modalities.diffusion.merged_flux import MergedFluxDouble, MergedFluxSingle, Steps, TorchSteps
 from polymux.modalities.diffusion.transformer import TransformerDenoiser
 
 GUIDANCE = "guidance"
@@ -57,6 +57,7 @@ class FluxDenoiser(TransformerDenoiser):
     def merge(self, wrap: Wrap = keep_layer, steps: Steps | None = None) -> list[torch.nn.Module]:
         """Take the blocks' weights into merged ones, and give those. The transformer's own are gone after that."""
         model, steps = self.transformer, steps or TorchSteps()
+        self._steps = steps
         modulations = [
             *([block.norm1.linear, block.norm1_context.linear] for block in model.transformer_blocks),
             *([block.norm.linear] for block in model.single_transformer_blocks),
@@ -74,26 +75,13 @@ class FluxDenoiser(TransformerDenoiser):
             self._singles.append(MergedFluxSingle(block, steps, wrap))
             model.single_transformer_blocks[place] = torch.nn.Identity()
         self.blocks = self.blocks[:1]
-        self.work_in(steps)
-        return self.merged
+        return [*self._doubles, *self._singles]
 
     @property
     def fits_kernels(self) -> bool:
         """Whether our kernels can turn its heads: of a power of two."""
         size: int = self.transformer.config.attention_head_dim
         return size & (size - 1) == 0
-
-    @property
-    def merged(self) -> list[torch.nn.Module]:
-        return [*self._doubles, *self._singles]
-
-    def work_in(self, steps: Steps) -> None:
-        """The steps between the products of merged blocks. `steps.split` is that of the merge."""
-        self._steps = steps
-        for block in self.merged:
-            for module in block.modules():
-                if isinstance(module, FluxStream | MergedFluxSingle):
-                    module.steps = steps
 
     def embed(self, batch: DenoiseBatch) -> Streams:
         """Rounded like diffusers' pipeline: the timestep to the model's dtype first, then divided, then multiplied."""

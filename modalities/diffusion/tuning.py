@@ -39,7 +39,7 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], 
     if kernels and isinstance(model, FluxDenoiser):
         from polymux.modalities.diffusion.flux_kernels import KernelSteps  # needs triton
 
-        model.merge(wrap, KernelSteps())
+        model.merge(wrap, KernelSteps(split=wrap is keep_layer))  # an adapter changes a layer as a whole
     if compiled:
         compile_blocks(model.merge(wrap))
     if graphs:
