@@ -227,6 +227,8 @@ class Transcribe(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds of silence that end an utterance."""
     padding: float | None = None
     """Seconds that are kept before an utterance."""
+    beam_size: int = 1
+    """Texts that are followed at once at temperature 0 (beam search), the surest of which counts."""
     best_of: int | None = None
     """Texts that are drawn at a temperature above 0, the surest of which counts."""
 

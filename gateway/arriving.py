@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polymux.core.errors import PolymuxError
+from polymux.core.errors import NotReady, PolymuxError
 from polymux.gateway.forms import Form, FormResponse, FormStream
 from polymux.gateway.state import Gateway
 
@@ -72,6 +72,12 @@ class ArrivingResponse:
                     working.cancel()
                     await asyncio.gather(reading, working, return_exceptions=True)
             await self.respond()(scope, receive, send)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.gateway.draining and task is not None:
+                task.uncancel()
+                raise NotReady("the server is stopping", retry_after=1) from None
+            raise
         finally:
             self.stream.form.close()
 

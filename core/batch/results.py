@@ -85,6 +85,8 @@ def _take(row: TokenRow, place: int, results: dict[str, list], outcomes: Outcome
     row.started.set()
     if request.logprobs is not None:
         row.logprobs.append(results["logprobs"][place])
+        if request.logprobs and not request.publish:
+            row.tops.append(_list_tops(results, place, request.logprobs))
     if ended or (request.guide is not None and request.guide.finished):
         row.reason = "stop"
     elif len(row.tokens) - row.prompt_length >= request.max_tokens:
@@ -104,6 +106,10 @@ def _report(row: TokenRow, token: int, place: int, results: dict[str, list]) -> 
         return Tokens(row.job.id, row.branch, [token])
     top = None
     if wanted:
-        ids, values = results["top_tokens"][place], results["top_logprobs"][place]
-        top = [list(zip(ids[:wanted], values[:wanted]))]
+        top = [_list_tops(results, place, wanted)]
     return Tokens(row.job.id, row.branch, [token], [results["logprobs"][place]], top)
+
+
+def _list_tops(results: dict[str, list], place: int, count: int) -> list[tuple[int, float]]:
+    """The best `count` tokens of one draw, with their logprobs."""
+    return list(zip(results["top_tokens"][place][:count], results["top_logprobs"][place][:count]))

@@ -120,6 +120,8 @@ class TokenRow(Row):
         """Set once the first token is known: the prompt's KV is computed, and other branches can share it.
         Also set, or failed, when the row ends before that."""
         self.logprobs: list[float] = []
+        self.tops: list[list[tuple[int, float]]] = []
+        """Of each new token the best alternatives, where they are wanted and not published."""
         self.watched: list[float] = []
         """Logprobs of the request's watched tokens, once the first token is known."""
         self.scores: list[tuple[float, list[tuple[int, float]]]] = []

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 from polymux.core.arrival import ArrivingFile
 from polymux.core.tasks import Segment, Transcribe
 from polymux.core.vocabulary import Usage
-from polymux.gateway.schemas.base import WireAnswer, maybe, only
+from polymux.gateway.schemas.base import WireAnswer, maybe
 from polymux.gateway.schemas.usage import ReceiptBody
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -52,7 +52,9 @@ class TranslationRequest(FormRequest):
         None, ge=0, le=1, description="0, the default: the likeliest text, with draws where that cannot be trusted."
     )
     hotwords: str | None = Field(None, description="Words to expect, in every part of the recording.")
-    beam_size: Annotated[Any, only("1", reason="beam search is not supported yet")] = None
+    beam_size: int | None = Field(
+        None, ge=1, le=16, description="Texts followed at once at temperature 0; the default, 1, follows the likeliest."
+    )
     best_of: int | None = Field(None, ge=1, le=16, description="Texts drawn at a temperature, the surest counts.")
     condition_on_previous_text: bool | None = Field(
         None, description="One part after another, each with what was said as its prompt."
@@ -84,6 +86,7 @@ class TranslationRequest(FormRequest):
             hotwords=self.hotwords or "",
             seek=chunking.type == "seek",
             remembers=bool(self.condition_on_previous_text),
+            beam_size=self.beam_size or 1,
             best_of=self.best_of,
             threshold=chunking.threshold,
             silence=_read_seconds(chunking.silence_duration_ms),

@@ -59,8 +59,6 @@ class WhisperDecoder(TokenModel):
             dtype=parameter.dtype,
         )
         self.embedding = decoder.embed_tokens.weight.detach()
-        if config.scale_embedding:
-            self.embedding = self.embedding * config.d_model**0.5
         self.places = decoder.embed_positions.weight.detach()
         self.layers = [read_layer(layer, make) for layer in decoder.layers]
         self.norm = decoder.layer_norm

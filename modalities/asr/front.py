@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_SECONDS = 30
 MOST_DRAWS = 16
+"""Texts of one window at once: beams, or draws."""
 
 ENGLISH = {"en": -1}
 """What a model without language tokens knows."""
@@ -75,6 +76,7 @@ class TranscribeFront(Front):
                 silence=defaults.silence if ask.silence is None else ask.silence,
                 padding=defaults.padding if ask.padding is None else ask.padding,
             ),
+            beam_size=ask.beam_size,
             best_of=ask.best_of,
         )
         chunks = gather_chunks(read_audio(ask.audio), CHUNK_SECONDS * RATE)
@@ -115,6 +117,7 @@ def check_options(ask: Transcribe) -> None:
         "threshold": (ask.threshold, 0.0, 1.0),
         "silence": (ask.silence, 0.0, 30.0),
         "padding": (ask.padding, 0.0, 30.0),
+        "beam_size": (ask.beam_size, 1, MOST_DRAWS),
         "best_of": (ask.best_of, 1, MOST_DRAWS),
     }
     for name, (value, low, high) in ranges.items():

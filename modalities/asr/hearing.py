@@ -19,10 +19,12 @@ from polymux.core.engine.job import Job
 from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 from polymux.modalities.asr.alignment import Reading, start_alignment
+from polymux.modalities.asr.beams import search_beams
 from polymux.modalities.asr.fallback import Attempt, Fallback, choose_attempt, measure_repetition
 from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
 from polymux.modalities.asr.rules import Timestamps
 from polymux.modalities.asr.seek import STAMP
+from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import STAMP_SECONDS, SpeechTokens
 from polymux.modalities.asr.windows import Window
 from polymux.modalities.asr.work import TranscribeWork, WindowText
@@ -48,11 +50,14 @@ class Hearing:
         fallback: Fallback | None = None,
         align: OneShotStage | None = None,
         warp: OneShotStage | None = None,
+        speller: Speller | None = None,
     ) -> None:
-        """`align` and `warp` are the stages of `open_alignment` and `open_warping`: without them no word has a time."""
+        """`align` and `warp` are the stages of `open_alignment` and `open_warping`: without them no word has a time,
+        unless the `speller` knows it."""
         self.encoder = encoder
         self.align = align
         self.warp = warp
+        self.speller = speller
         self.decoder = decoder
         self.tokens = tokens
         self.fallback = fallback
@@ -78,7 +83,7 @@ class Hearing:
             code = await language
             attempt = await self._attempt(job, work, heard, self._prompt(work.hotwords, before), code)
             wanted = work.words and not attempt.silent
-            bounds = await self._time(job, heard, attempt.tokens, window, code) if wanted else []
+            bounds, ends = await self._time(job, heard, attempt.tokens, window, code) if wanted else ([], [])
         finally:
             job.drop(heard.slab)
         if attempt.silent:
@@ -92,6 +97,7 @@ class Hearing:
             no_speech_prob=attempt.no_speech,
             language=code,
             bounds=bounds,
+            ends=ends,
         )
 
     async def encode(self, job: Job, window: Window) -> Heard:
@@ -108,9 +114,19 @@ class Hearing:
         codes = {id: code for code, id in self.tokens.languages.items()}
         return codes[row.generated[0]]
 
-    async def _time(self, job: Job, heard: Heard, tokens: Sequence[int], window: Window, code: str) -> list[float]:
-        """Where each text token begins and the last one ends, in seconds of the window."""
+    async def _time(
+        self, job: Job, heard: Heard, tokens: Sequence[int], window: Window, code: str
+    ) -> tuple[list[float], list[float]]:
+        """A `WindowText`'s bounds and ends: by the letters where they can be laid into the sound, else by attention."""
         words = [token for token in tokens if token < self.tokens.first_stamp]
+        if self.speller is not None and words:
+            spelled = await self.speller.time(job, window.samples, words)
+            if spelled is not None:
+                return spelled
+        return await self._warp(job, heard, words, window, code), []
+
+    async def _warp(self, job: Job, heard: Heard, words: Sequence[int], window: Window, code: str) -> list[float]:
+        """Where each text token begins and the last one ends, in seconds of the window."""
         if self.align is None or self.warp is None or not words:
             return []
         forced = self.tokens.forced(job.task, self.tokens.languages.get(code))
@@ -151,14 +167,19 @@ class Hearing:
             salt=heard.salt,
             publish=False,
         )
-        row = self.start(job, request, heard)
-        asked = row
-        if prompt != start:
+        if work.beam_size > 1 and work.temperature == 0.0:
             asked = self.start(job, peek(start, heard.salt, watched=watch), heard)
             await asked
-        await row
-        no_speech = _probability(asked.watched[0])
-        attempt = self._judge(row, no_speech)
+            no_speech = _probability(asked.watched[0])
+            attempt = await self._search(job, request, heard, work.beam_size, no_speech)
+        else:
+            row = asked = self.start(job, request, heard)
+            if prompt != start:
+                asked = self.start(job, peek(start, heard.salt, watched=watch), heard)
+                await asked
+            await row
+            no_speech = _probability(asked.watched[0])
+            attempt = self._judge(row, no_speech)
         if work.temperature > 0.0:
             others = await self._draw(job, request, heard, (work.best_of or 1) - 1, no_speech)
             return max([attempt, *others], key=lambda attempt: attempt.confidence)
@@ -174,6 +195,17 @@ class Hearing:
                 break
         return choose_attempt(tried)
 
+    async def _search(self, job: Job, request: TokenRequest, heard: Heard, beams: int, no_speech: float) -> Attempt:
+        """The best text of a beam search: the prompt's blocks, and those of what beams share, are computed once."""
+
+        def start(row: TokenRow) -> TokenRow:
+            row.reads = [heard.slab]
+            job.receipt.input_units += len(row.tokens)
+            return job.start(self.decoder, row)
+
+        best = await search_beams(job, request, beams, start)
+        return self._weigh(best.tokens, 0.0, best.confidence, no_speech)
+
     async def _draw(self, job: Job, request: TokenRequest, heard: Heard, draws: int, no_speech: float) -> list[Attempt]:
         """So many texts from the same slab, and the same prompt's cache."""
         requests = [replace(request, seed=request.seed + 1 + number, watched=()) for number in range(draws)]
@@ -183,15 +215,14 @@ class Hearing:
     def _judge(self, row: TokenRow, no_speech: float) -> Attempt:
         """What a row that ended is worth."""
         row.job.receipt.preemptions += row.preempted
-        spoken = [token for token in row.generated if token != self.tokens.end]
+        confidence = row.cumulative_logprob / len(row.generated)
+        return self._weigh(row.generated, row.request.sampling.temperature, confidence, no_speech)
+
+    def _weigh(self, generated: Sequence[int], temperature: float, confidence: float, no_speech: float) -> Attempt:
+        spoken = [token for token in generated if token != self.tokens.end]
         words = [token for token in spoken if token < self.tokens.first_stamp]
-        return Attempt(
-            tokens=spoken,
-            temperature=row.request.sampling.temperature,
-            confidence=row.cumulative_logprob / len(row.generated),
-            repetition=measure_repetition(self.fallback.decode(words)) if self.fallback is not None else 0.0,
-            no_speech=no_speech,
-        )
+        repetition = measure_repetition(self.fallback.decode(words)) if self.fallback is not None else 0.0
+        return Attempt(spoken, temperature, confidence, repetition, no_speech)
 
     def _room(self, prompt: list[int]) -> int:
         """Half the context is for what is said, as in training."""

@@ -89,7 +89,8 @@ class TranscriptPresenter(Presenter):
         if not window.bounds:
             return [[] for _ in stretches]
         split = [split_words(stretch.tokens, self._tokenizer, window.language) for stretch in stretches]
-        timed = iter(time_words([word for words in split for word in words], window.bounds, window.count / RATE))
+        everything = [word for words in split for word in words]
+        timed = iter(time_words(everything, window.bounds, window.count / RATE, window.ends))
         offset = window.start / RATE
         return [
             [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,7 @@ from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.policies import choose_policy
 from polymux.modalities.asr.scribe import Desk
 from polymux.modalities.asr.seek import Source, find_stride
+from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.warping import open_warping
@@ -62,9 +64,10 @@ class TranscriptionProgram(Program):
         a `desk` nothing is written down while it lasts."""
         self.work = {"transcribe": TranscribeWork, "translate": TranscribeWork, "listen": ListenWork}
         self.hearing = hearing
-        self.stages = tuple(
-            stage for stage in (activity, hearing.encoder, hearing.decoder, hearing.align, hearing.warp) if stage
-        )
+        stages = (activity, hearing.encoder, hearing.decoder, hearing.align, hearing.warp)
+        self.stages = tuple(stage for stage in stages if stage)
+        if hearing.speller is not None:
+            self.stages += hearing.speller.stages
         self._activity = activity
         self._desk = desk
         self._longest = longest
@@ -150,8 +153,12 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     align = open_alignment(aligner, site)
     # decoders that were cut down (turbo, distil) do not follow the sound: 18% wrong with AlignAtt, 5% without
     policy = choose_policy(tokenizer, aligned=bool(heads) and config["decoder_layers"] == config["encoder_layers"])
+    # `spell_by`: the folder of a CTC model, for finer times of words
+    speller = Speller.load(Path(options["spell_by"]), tokenizer, site) if options.get("spell_by") else None
     return TranscriptionProgram(
-        Hearing(encode, decode, tokens, files.reference, Fallback(tokenizer.decode), align, open_warping(site)),
+        Hearing(
+            encode, decode, tokens, files.reference, Fallback(tokenizer.decode), align, open_warping(site), speller
+        ),
         open_activity(SpeechDetector.load(device), site),
         encoder.samples,
         Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align),

@@ -52,17 +52,20 @@ def split_characters(tokens: Sequence[int], tokenizer: Tokenizer) -> list[tuple[
     return found
 
 
-def time_words(words: Sequence[tuple[str, int]], bounds: Sequence[float], seconds: float) -> list[HeardWord]:
+def time_words(
+    words: Sequence[tuple[str, int]], bounds: Sequence[float], seconds: float, ends: Sequence[float] = ()
+) -> list[HeardWord]:
     """Times in seconds, rising, inside a window of `seconds`; each word begins before it ends.
 
-    `bounds` has one more entry than there are tokens.
+    `bounds` and `ends` are a `WindowText`'s: where tokens begin, and where they end if that is known; if it is not,
+    where the next one begins.
     """
     timed: list[tuple[str, float, float]] = []
     place = 0
     for text, count in words:
-        timed.append((text, bounds[place], bounds[place + count]))
+        timed.append((text, bounds[place], ends[place + count - 1] if ends else bounds[place + count]))
         place += count
-    timed = shorten(timed)
+    timed = timed if ends else shorten(timed)
     least = min(SHORTEST, seconds / max(1, len(timed)))
     found: list[HeardWord] = []
     floor = 0.0

@@ -37,6 +37,8 @@ class TranscribeWork(msgspec.Struct, kw_only=True, omit_defaults=True):
     words: bool = False
     """When each word is said is wanted."""
     endpointing: Endpointing = Endpointing()
+    beam_size: int = 1
+    """Texts that are followed at once at temperature 0, the surest of which counts."""
     best_of: int | None = None
     """Texts drawn at a temperature above 0, the surest of which counts. None: the model's default."""
 
@@ -63,6 +65,8 @@ class WindowText(msgspec.Struct, array_like=True):
     bounds: list[float] = []
     """Seconds from the window's start, one more than there are text tokens: token k is said between bounds k and
     k + 1. Empty where nobody asked for words."""
+    ends: list[float] = []
+    """Where text token k ends, if it is known better than that: bounds are then as many as text tokens."""
 
 
 class ListenWork(msgspec.Struct, kw_only=True, omit_defaults=True, tag="amend"):

@@ -106,11 +106,11 @@ async def test_fields_reach_the_task(client: httpx.AsyncClient, service: FakeSer
 async def test_how_a_recording_is_cut_reaches_the_task(client: httpx.AsyncClient, service: FakeService) -> None:
     chunking = {"type": "server_vad", "threshold": "0.4", "silence_duration_ms": "300", "prefix_padding_ms": "100"}
     await send(client, **{f"chunking_strategy[{key}]": value for key, value in chunking.items()})
-    await send(client, condition_on_previous_text="true", hotwords="Polymux", best_of="3")
-    await send(client, chunking_strategy="seek")
+    await send(client, condition_on_previous_text="true", hotwords="Polymux", best_of="3", beam_size="5")
+    await send(client, chunking_strategy="seek", beam_size="1")
     first, second, third = (opened.ask for opened in service.opened)
     assert (first.threshold, first.silence, first.padding, first.seek) == (0.4, 0.3, 0.1, False)
-    assert (second.remembers, second.hotwords, second.best_of) == (True, "Polymux", 3)
+    assert (second.remembers, second.hotwords, second.best_of, second.beam_size) == (True, "Polymux", 3, 5)
     assert (third.seek, third.remembers) == (True, False)
 
 
@@ -123,7 +123,8 @@ async def test_how_a_recording_is_cut_reaches_the_task(client: httpx.AsyncClient
         ({"temperature": "hot"}, "temperature"),
         ({"stream": "maybe"}, "stream"),
         ({"keywords": "polymux"}, "keywords"),
-        ({"beam_size": "5"}, "beam_size"),
+        ({"beam_size": "0"}, "beam_size"),
+        ({"beam_size": "17"}, "beam_size"),
         ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "2"}, "chunking_strategy.threshold"),
         ({"chunking_strategy": "auto", "condition_on_previous_text": "true"}, None),
         ({"chunking_strategy[type]": "semantic_vad"}, "chunking_strategy.type"),

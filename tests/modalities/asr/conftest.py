@@ -28,6 +28,7 @@ from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.features import LogMel
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
+from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import FRAME
 from polymux.modalities.asr.warping import open_warping
@@ -57,7 +58,7 @@ class Reference:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.features = LogMel(80)
+        self.features = LogMel(model.config.num_mel_bins)
         config = model.generation_config
         config.no_timestamps_token_id = TOKENS.no_timestamps
         config.max_initial_timestamp_index = TOKENS.latest_start
@@ -120,25 +121,32 @@ def reference(whisper) -> Reference:
 
 @pytest.fixture
 def drive(whisper) -> Callable[..., Driver]:
-    """`drive(Device, cache_bytes=...)`: a loop that serves the tiny model as `whisper`.
+    """`drive(Device, cache_bytes=...)`: a loop that serves the tiny model, or another one, as `whisper`.
 
     A random model is never sure, so it falls back on nothing unless it is told to.
     """
 
     def open_loop(
-        device: type[Device] = Device, together: int = 4, fallback: Fallback | None = None, **settings: object
+        device: type[Device] = Device,
+        together: int = 4,
+        fallback: Fallback | None = None,
+        model: torch.nn.Module = whisper,
+        spell: Callable[[Site], Speller] | None = None,
+        **settings: object,
     ) -> Driver:
         values = {"max_rows": 6, "block": 4, "cache_bytes": 1 << 24, "superpage": 1 << 18, **settings}
         site = Site(device(), SiteSettings(**values))
-        encoder, decoder = split_whisper(copy.deepcopy(whisper))
+        encoder, decoder = split_whisper(copy.deepcopy(model))
+        heads = choose_heads(None, model.config.decoder_layers, model.config.decoder_attention_heads)
         hearing = Hearing(
             OneShotStage("encode", encoder, site, max_units=together, max_rows=together),
             TokenStage("decode", decoder, site),
             TOKENS,
             "tiny",
             fallback,
-            open_alignment(Aligner(decoder, choose_heads(None, 3, 4), site), site),
+            open_alignment(Aligner(decoder, heads, site), site),
             open_warping(site),
+            spell(site) if spell is not None else None,
         )
         program = TranscriptionProgram(hearing, open_activity(LoudnessDetector(), site), encoder.samples)
         return Driver(Loop(site, {"whisper": program}))
