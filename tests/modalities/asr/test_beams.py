@@ -48,7 +48,7 @@ def test_the_text_of_transformers_alone_and_among_others(device, drive, transcri
     for job, tokens in expected.items():
         (window,) = driver.outputs(job, "window", WindowText)
         assert window.tokens == tokens, job
-    assert greedy > 2, "beams found nothing that following the likeliest does not"
+    assert greedy > 1, "beams found nothing that following the likeliest does not"
 
 
 def test_the_surest_text_is_at_least_as_sure_as_the_greedy_one(drive, transcribe, sound):

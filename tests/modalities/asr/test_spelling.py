@@ -23,17 +23,18 @@ ALPHABET = Alphabet({letter: id for id, letter in enumerate(PIECES) if len(lette
 
 
 class Letters:
-    """A tokenizer whose token k is a word of its own."""
+    """A tokenizer whose tokens are few, again and again."""
 
-    WORDS = (" hello", " there", "'s", ",", " 2014", " né", ".", " a")
+    def __init__(self, *words: str) -> None:
+        self.words = words or (" hello", " there", "'s", ",", " 2014", " né", ".", " a")
 
     def token_bytes(self, token: int) -> bytes:
-        return self.WORDS[token % len(self.WORDS)].encode()
+        return self.words[token % len(self.words)].encode()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny random wav2vec2 as transformers writes it: twenty milliseconds a frame."""
+    """A tiny random wav2vec2 as transformers writes it: five milliseconds a frame."""
     torch.manual_seed(5)
     config = Wav2Vec2Config(
         vocab_size=len(PIECES),
@@ -42,8 +43,8 @@ def folder(tmp_path_factory):
         num_attention_heads=4,
         intermediate_size=64,
         conv_dim=(16, 16, 16),
-        conv_stride=(5, 8, 8),
-        conv_kernel=(10, 8, 8),
+        conv_stride=(5, 4, 4),
+        conv_kernel=(10, 4, 4),
         num_feat_extract_layers=3,
         num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4,
@@ -110,7 +111,7 @@ def test_in_every_mix_a_window_has_the_times_of_its_own_letters(drive, transcrib
     """Alone and among others, one word too; where no letter fits, attention's times stay."""
 
     def run(jobs):
-        driver = drive(LaggedCpu, spell=lambda site: Speller.load(folder, Letters(), site))
+        driver = drive(LaggedCpu, spell=lambda site: Speller.load(folder, Letters(" a", "b", ",", " 2"), site))
         for number in jobs:
             transcribe(driver, str(number), sound(number, 0.4 + 0.2 * (number % 3)), language="en", words=True)
             driver.run(steps=3 * number)
@@ -125,7 +126,7 @@ def test_in_every_mix_a_window_has_the_times_of_its_own_letters(drive, transcrib
         assert alone.bounds == pytest.approx(window.bounds) and alone.ends == pytest.approx(window.ends)
         count = sum(token < 90 for token in window.tokens)
         spelled += bool(window.ends)
-        assert len(window.bounds) == count + (not window.ends)
+        assert len(window.bounds) == (count + (not window.ends) if count else 0)
     assert spelled
 
 
