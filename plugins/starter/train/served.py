@@ -42,16 +42,14 @@ async def reach(where: str, model: str, options: Mapping[str, Any] | None = None
             yield Reached(http, model)
         return
     from polymux.core.plugins import load_plugins
-    from polymux.core.testing.local import LocalModel, open_local, serving
-    from polymux.gateway.app import create_app
-    from polymux.gateway.settings import GatewaySettings
+    from polymux.core.testing.local import LocalModel, open_local
+    from polymux.gateway.testing import open_gateway
 
+    plugins = load_plugins()
     local = LocalModel(model, Path(where), options={"dtype": "float32", **(options or {})})
-    service = open_local(load_plugins(), [local])
-    async with serving(service):
-        transport = httpx.ASGITransport(create_app(service, GatewaySettings()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=TIMEOUT) as http:
-            yield Reached(http, model)
+    async with open_gateway(open_local(plugins, [local]), plugins) as http:
+        http.timeout = TIMEOUT
+        yield Reached(http, model)
 
 
 def write_url(picture: Tensor) -> str:
