@@ -68,6 +68,11 @@ class Site:
         """The runtime's own thread for passes that run beside the device."""
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-pass")
 
+    @cached_property
+    def cores(self) -> Executor:
+        """The runtime's own threads, one for each core that torch may use: items of such a pass that share nothing."""
+        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="host-core")
+
     def attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:
         """The attention backend for heads of `dim` in `dtype` on this device."""
         return choose_attention(self.attention_backends, self.device.torch, dtype, dim)

@@ -31,10 +31,9 @@ def paint(
     adapter: Annotated[str | None, typer.Option(help="One of the model's adapters.")] = None,
 ) -> None:
     """Paint a text: files, and on a terminal a bar of the steps."""
-    import asyncio
-
     from polymux.core.assembly import assemble
     from polymux.core.cli.output import tell
+    from polymux.core.cli.running import run_once
     from polymux.core.tasks import Paint
 
     if out.suffix.lower() not in FORMATS:
@@ -46,12 +45,7 @@ def paint(
         prompt=prompt, n=n, width=width, height=height, steps=steps, seed=seed, guidance=guidance, quality=quality
     )
     service = assemble(ctx.obj.settings, ctx.obj.plugins, [model], tell)
-    with asyncio.Runner() as runner:
-        try:
-            pictures = runner.run(run(service, ask, adapter))
-        finally:
-            runner.run(service.stop())
-    for picture in pictures:
+    for picture in run_once(service, run(service, ask, adapter)):
         path = out if n == 1 else out.with_stem(f"{out.stem}-{picture.index}")
         write(picture, path)
         tell(f"{path}: {picture.width}x{picture.height}, seed {picture.seed}")

@@ -128,8 +128,7 @@ class DepthDecoder(DepthModel):
         if not isinstance(layers, FastDecoder):
             raise ModelError("the depth decoder's structure is unfamiliar")
         self.layers = layers
-        with torch.no_grad():
-            projected = self.projector(codes.weight)
+        projected = self.projector(codes.weight).detach()
         self.read = projected.view(config.num_codebooks, config.vocab_size, -1)
         """(codebooks, codebook size, dim): every code as the layers read it, so that a step looks it up."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +35,15 @@ class Utterance:
 
 
 class VoiceModel(OneShotModel):
-    """Phonemes -> int16 samples. Each voice is a network of its own, which takes one utterance at a time: those of a
-    pass are spoken side by side, each on a core."""
+    """Phonemes -> int16 samples. Each voice is a network of its own, which takes one utterance at a time."""
 
-    def __init__(self, voices: Mapping[str, Hibari], cores: int = 1) -> None:
+    apart = True
+
+    def __init__(self, voices: Mapping[str, Hibari]) -> None:
         self.voices = voices
-        self._speakers = ThreadPoolExecutor(cores, thread_name_prefix="voice")
 
     def forward(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
-        return list(self._speakers.map(self.speak, items))
+        return [self.speak(item) for item in items]
 
     def speak(self, utterance: Utterance) -> np.ndarray:
         voice = self.voices[utterance.voice]
@@ -90,4 +89,4 @@ def load_speech(files: ModelFiles, site: Site) -> Program:
         for name, voice in files.config()["voices"].items()
     }
     cores = torch.get_num_threads()
-    return SpeechProgram(OneShotStage("voice", VoiceModel(voices, cores), site, max_units=cores, on_host=True))
+    return SpeechProgram(OneShotStage("voice", VoiceModel(voices), site, max_units=cores, on_host=True))

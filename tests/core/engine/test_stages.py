@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from polymux.core.batch.decoder import TokenBatch
-from polymux.core.batch.oneshot import OneShotRow, OneShotStage
+from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.device import Device
@@ -84,11 +86,39 @@ def test_a_pass_on_the_host_runs_beside_tokens(device: Device) -> None:
     assert all(name.startswith("host-pass") for name in model.threads)
 
 
-@pytest.mark.parametrize("on_host", [False, True])
-def test_a_guilty_item_fails_alone(device: Device, on_host: bool) -> None:
+def test_items_that_share_nothing_run_on_a_core_each(device: Device) -> None:
+    """Neither ends before both have begun."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        site, meeting = make_site(device), threading.Barrier(2)
+        stage = OneShotStage("voice", Meeting(meeting), site, max_units=2, on_host=True)
+        driver = Driver(Loop(site, {"m": Scripted(double, items=stage)}))
+        for number in range(4):
+            driver.submit(str(number), "m", "do", Work(prompt=[], item=number))
+        driver.finish()
+    finally:
+        torch.set_num_threads(threads)
+    assert [said.text for number in range(4) for said in driver.outputs(str(number), "said", Said)] == list("0246")
+
+
+class Meeting(OneShotModel):
+    apart = True
+
+    def __init__(self, meeting: threading.Barrier) -> None:
+        self._meeting = meeting
+
+    def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Any]:
+        self._meeting.wait(timeout=60)
+        return [2 * item for item in items]
+
+
+@pytest.mark.parametrize(("on_host", "apart"), [(False, False), (True, False), (True, True)])
+def test_a_guilty_item_fails_alone(device: Device, on_host: bool, apart: bool) -> None:
     """Whether the pass raises or answers with an error in the item's place."""
-    site = make_site(device)
-    stage = OneShotStage("items", Pause(0.0), site, max_units=16, on_host=on_host)
+    site, model = make_site(device), Pause(0.0)
+    model.apart = apart
+    stage = OneShotStage("items", model, site, max_units=16, on_host=on_host)
     driver = Driver(Loop(site, {"m": Scripted(double, items=stage)}))
     for item in [1, FULL, 2, RAISES, 3]:
         driver.submit(str(item), "m", "do", Work(prompt=[], item=item))
