@@ -110,7 +110,9 @@ class Client:
             raise InvalidRequest(f"this server has no task {task!r}; plugins brought: {names}", param="task")
         verbs = {"none": "ask", "sse": "stream", "bytes": "read"}
         if known[task].stream != stream:
-            raise InvalidRequest(f"{task!r} answers by {known[task].stream}: use `{verbs[known[task].stream]}`")
+            way = known[task].stream
+            says = {"none": "does not stream", "sse": "streams events", "bytes": "streams bytes"}[way]
+            raise InvalidRequest(f"{task!r} {says}: use `{verbs[way]}`")
         return known[task]
 
     def _request(self, route: TaskRoute, upload: str | Path | None, fields: dict[str, Any]) -> httpx.Request:

@@ -60,7 +60,8 @@ class Access:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = scope.get("route")
         path = getattr(route, "path", "")  # never the raw path: a label for each would grow without bound
-        method = scope["method"] if status not in (404, 405) else ""
+        # nor a method that no route takes
+        method = "" if status == 405 or (status == 404 and not path) else scope["method"]
         self.gateway.metrics.requests.labels(method, path, status).inc()
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", msgspec.json.encode(_line(scope, status, seconds)).decode())

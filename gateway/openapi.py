@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,9 +19,11 @@ def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     """OpenAPI 3.1, which takes JSON Schema as it is."""
     references, definitions = models_json_schema(_list_models(endpoints), ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
     for endpoint in endpoints:
         path = endpoint.path.replace(":path}", "}")
-        paths.setdefault(path, {})[endpoint.method.lower()] = _describe(endpoint, references)
+        names.add(name := _name(endpoint, names))
+        paths.setdefault(path, {})[endpoint.method.lower()] = _describe(endpoint, name, references)
     return {
         "openapi": "3.1.0",
         "info": {"title": "polymux", "version": version, "description": "OpenAI-compatible, with extensions."},
@@ -44,7 +47,17 @@ def _list_models(endpoints: Iterable[Endpoint]) -> list[tuple[type[BaseModel], J
     return list(models)
 
 
-def _describe(endpoint: Endpoint, references: Any) -> dict[str, Any]:
+def _name(endpoint: Endpoint, taken: set[str]) -> str:
+    """The operation's name, an identifier that no other has: generators of clients make a function of it."""
+    place = re.sub(r"\W+", "_", endpoint.path).strip("_")
+    name = place if endpoint.tag == "plugins" else endpoint.handle.__name__
+    for free in (name, f"{name}_{place}", f"{name}_{place}_{endpoint.method.lower()}"):
+        if free not in taken:
+            return free
+    raise ValueError(f"{endpoint.method} {endpoint.path} is there twice")
+
+
+def _describe(endpoint: Endpoint, name: str, references: Any) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.response is not None:
         content[endpoint.media] = {"schema": references[endpoint.response, "serialization"]}
@@ -58,7 +71,7 @@ def _describe(endpoint: Endpoint, references: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "operationId": endpoint.handle.__name__ if endpoint.tag != "plugins" else endpoint.path.strip("/"),
+        "operationId": name,
         "responses": {
             "200": {"description": "The answer", "content": content},
             "default": {"description": "What went wrong", "content": {"application/json": failure}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,8 +91,8 @@ def locate(error: BaseException, plugin: Plugin) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     own = getattr(plugin.module, "__file__", None) or plugin.origin
-    home = own.removesuffix("__init__.py")
+    home = os.path.abspath(own.removesuffix("__init__.py"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(home):
+        if os.path.abspath(frame.filename).startswith(home):
             return f"{frame.filename}:{frame.lineno}"
     return own

@@ -55,6 +55,12 @@ async def test_metrics_do_not_grow_with_what_strangers_ask(client: httpx.AsyncCl
     assert len([line for line in text.splitlines() if line.startswith("polymux_http_requests_total")]) < 6
 
 
+async def test_a_model_that_is_not_here_is_counted_under_its_requests_method(client: httpx.AsyncClient) -> None:
+    await client.post(PATH, json={**BODY, "model": "nope"})
+    text = (await client.get("/metrics")).text
+    assert f'polymux_http_requests_total{{method="POST",route="{PATH}",status="404"}} 1.0' in text
+
+
 async def test_metrics_count_tokens_and_engine_gauges(client: httpx.AsyncClient, service: FakeService) -> None:
     service.stats = {"kv_cache_usage_perc": 0.5, "odd-name": 1.0}
     await client.post(PATH, json=BODY)

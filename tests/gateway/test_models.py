@@ -56,6 +56,9 @@ async def test_openapi_describes_every_path(client: httpx.AsyncClient) -> None:
     temperature = document["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
     assert_references_resolve(document, document)
+    names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
+    assert len(set(names)) == len(names)
+    assert all(name.isidentifier() for name in names)
 
 
 def assert_references_resolve(value: object, document: dict[str, object]) -> None:

@@ -115,7 +115,7 @@ def test_the_client_knows_what_there_is(client: Client, write: Any) -> None:
     assert client.tasks()[2].summary == "Weigh it"
     with pytest.raises(InvalidRequest, match="plugins brought: echo, parts, weigh"):
         client.ask("wiegh", model="m")
-    with pytest.raises(InvalidRequest, match="use `stream`"):
+    with pytest.raises(InvalidRequest, match="'parts' streams events: use `stream`"):
         client.ask("parts", model="m", upload=write(b""))
     with pytest.raises(InvalidRequest, match="takes a file"):
         client.ask("weigh", model="m")

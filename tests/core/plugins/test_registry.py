@@ -109,6 +109,15 @@ def test_the_reason_names_the_line(tmp_path):
     assert find(plugins, "it_breaks").fault.where == f"{tmp_path / 'it_breaks.py'}:5"
 
 
+def test_an_import_that_fails_names_its_line_where_the_folder_is_relative(tmp_path, monkeypatch):
+    (tmp_path / "project" / "it_breaks").mkdir(parents=True)
+    (tmp_path / "project" / "it_breaks" / "__init__.py").write_text("import json\nimport nosuchthing\n")
+    (tmp_path / "project" / "pyproject.toml").write_text('[project.entry-points.polymux]\nit_breaks = "it_breaks"\n')
+    monkeypatch.chdir(tmp_path)
+    fault = find(load_plugins([Path("project")]), "it_breaks").fault
+    assert fault.where.endswith("project/it_breaks/__init__.py:2")
+
+
 def test_a_plugin_that_raises_in_one_hook_counts_in_none(tmp_path):
     code = GOOD + "\n@hookimpl\ndef pipelines():\n    raise RuntimeError\n"
     plugins = load_plugins([write(tmp_path, half=code)])
