@@ -9,7 +9,6 @@ Exit status: 0 ok, 1 failed while running, 2 wrong usage or settings, 3 could no
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typer.main import get_command
 
 from polymux.core.config import Config, PluginSettings, Settings, read_config
 from polymux.core.errors import ConfigError, ModelError, PluginError, PolymuxError
+from polymux.core.logs import open_log
 from polymux.core.plugins import Plugins, load_plugins
 
 FRAME_HELP = (
@@ -133,7 +133,7 @@ def add_version(
 
 
 def call(app: typer.Typer, arguments: list[str], frame: Frame) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    open_log()
     try:
         get_command(app).main(args=arguments, prog_name="polymux", obj=frame)
     except SystemExit as exit:

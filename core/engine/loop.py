@@ -252,7 +252,7 @@ class Loop:
             self.host.reports.append(Ended(job.id, job.receipt))
             return
         if not isinstance(error, PolymuxError):
-            log.error("job %s failed", job.id, exc_info=error)
+            log.error("%s job %s failed", job.task, job.id, exc_info=error)
         self._report_failure(job.id, explain_fault(error))
 
     def _end(self, job: Job) -> None:

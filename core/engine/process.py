@@ -23,6 +23,7 @@ from polymux.core.engine.lease import close_process_pool
 from polymux.core.engine.sockets import EngineEnd
 from polymux.core.engine.spec import EngineSpec
 from polymux.core.errors import ModelError, PolymuxError
+from polymux.core.logs import open_log
 from polymux.core.stopwatch import begin
 from polymux.core.vocabulary import Command, LoadFailed, Ready, Report, Stats, Stop
 
@@ -86,6 +87,7 @@ def drive(loop: EngineLoop, port: Port) -> None:
 def main(load: Load) -> NoReturn:
     """The whole life of an engine process. Exit status 0: told to stop."""
     begin()
+    open_log()
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The gateway drains first, and the
     # answers it waits for come from here: an engine ends by `Stop`, or with its standard input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -173,6 +173,16 @@ def test_models_that_do_not_load_stop_the_engine_with_the_reason(settings: dict[
     asyncio.run(go())
 
 
+def test_what_an_engine_logs_says_how_grave_it_is_and_who_says_it(capfd: pytest.CaptureFixture[str]) -> None:
+    async def go() -> None:
+        async with engine(bug=True) as counter:
+            with pytest.raises(ModelError):
+                await counter.wait_ready()
+
+    asyncio.run(go())
+    assert "ERROR polymux.engine: loading failed" in capfd.readouterr().err
+
+
 def test_a_program_that_cannot_be_started_says_so() -> None:
     async def go() -> None:
         counter = EngineProcess(EngineSpec(name="counter"), command=("/nowhere/python",))
