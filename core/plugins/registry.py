@@ -203,13 +203,17 @@ class Plugins:
         plugin.module = imported.value
         try:
             plugin.api_level = read_api_level(plugin.module)
+        except PluginError as error:
+            self._fail(plugin, "contract", error, "Upgrade the plugin or polymux so that both speak one level")
+            return
+        try:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 self._manager.register(plugin.module, name=plugin.name)
             plugin.notes += [str(warning.message) for warning in told]
             plugin.hooks = self._read_hooks(plugin)
         except PluginError as error:
-            self._fail(plugin, "contract", error, "Upgrade the plugin or polymux so that both speak one level")
+            self._fail(plugin, "contract", error, f"Compare it with {hooks.__name__}")
         except (pluggy.PluginValidationError, ValueError) as error:
             self._fail(plugin, "signature", error, f"Compare it with {hooks.__name__}")
 

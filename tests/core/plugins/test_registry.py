@@ -109,6 +109,13 @@ def test_the_reason_names_the_line(tmp_path):
     assert find(plugins, "it_breaks").fault.where == f"{tmp_path / 'it_breaks.py'}:5"
 
 
+def test_a_misspelt_hook_is_not_taken_for_another_api_level(tmp_path):
+    write(tmp_path, it_breaks="from polymux import hookimpl\n\n@hookimpl\ndef task():\n    return []\n")
+    fault = find(load_plugins([tmp_path]), "it_breaks").fault
+    assert "did you mean 'tasks'?" in fault.message
+    assert "polymux.core.hooks" in fault.advice
+
+
 def test_an_import_that_fails_names_its_line_where_the_folder_is_relative(tmp_path, monkeypatch):
     (tmp_path / "project" / "it_breaks").mkdir(parents=True)
     (tmp_path / "project" / "it_breaks" / "__init__.py").write_text("import json\nimport nosuchthing\n")
