@@ -68,18 +68,18 @@ class Answers:
         self._poster: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Answers:
-        self.served.engine.check_ready()
-        prepared, self._presenter, work = await self._prepare()
-        left = None if self._until is None else self._until - self._clock()
-        if left is not None and left <= 0:
-            process_pool().release(self.job)
-            raise self._too_late()
-        if work is None:
-            self._answers.extend(prepared.answers)
-            self._over = True
-            return self
-        submit = Submit(self.job, self.served.model, self.task, work, self.priority, left)
-        self._stream = self.served.engine.submit(submit)
+        with self.served.engine.expect():
+            prepared, self._presenter, work = await self._prepare()
+            left = None if self._until is None else self._until - self._clock()
+            if left is not None and left <= 0:
+                process_pool().release(self.job)
+                raise self._too_late()
+            if work is None:
+                self._answers.extend(prepared.answers)
+                self._over = True
+                return self
+            submit = Submit(self.job, self.served.model, self.task, work, self.priority, left)
+            self._stream = self.served.engine.submit(submit)
         if self._until is not None:
             self._alarm = asyncio.get_running_loop().call_at(self._until, self._expire)
         if prepared.messages:

@@ -138,7 +138,7 @@ class Reloader:
 
     def _retire(self, engine: Engine) -> None:
         async def drain() -> None:
-            while engine.jobs:
+            while not engine.idle:
                 await asyncio.sleep(DRAIN)
             await engine.stop()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -52,6 +53,7 @@ class Engine(ABC):
         self.stats: dict[str, float] = {}
         """The engine's own gauges and counters, about a second old."""
         self._streams: dict[str, EventStream] = {}
+        self._expected = 0
         self._heard = time.monotonic()
 
     @abstractmethod
@@ -113,6 +115,21 @@ class Engine(ABC):
     def jobs(self) -> int:
         """Jobs under way: submitted, and neither ended nor cancelled."""
         return len(self._streams)
+
+    @contextmanager
+    def expect(self) -> Iterator[None]:
+        """A request for this engine is being prepared. Raises `NotReady`, as `check_ready` does."""
+        self.check_ready()
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
+    @property
+    def idle(self) -> bool:
+        """No job is under way, and none is about to be."""
+        return not self._streams and not self._expected
 
     @property
     def silence(self) -> float:

@@ -7,6 +7,7 @@ meant for a dead one reaches nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -48,7 +49,9 @@ class ClientEnd:
         self._events.add_reader(self._reports.fileno(), self._read)
 
     def send(self, command: Command) -> None:
-        self._commands.send(encode_command(command), zmq.NOBLOCK)
+        """Nothing happens where the other end has just gone: its jobs fail as soon as that is known."""
+        with contextlib.suppress(zmq.Again):
+            self._commands.send(encode_command(command), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._events.remove_reader(self._reports.fileno())

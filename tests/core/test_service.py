@@ -262,6 +262,25 @@ def test_leaving_while_the_ask_is_prepared_submits_nothing_and_returns_its_memor
     asyncio.run(go())
 
 
+def test_an_engine_is_not_idle_while_a_request_for_it_is_prepared() -> None:
+    """Or it could be retired under a request that found it while it still served."""
+
+    async def go() -> None:
+        async with serve() as service:
+            engine = service.engines[0]
+            assert engine.idle
+            begun, go_on = threading.Event(), threading.Event()
+            slow = Ask(1, prepare=lambda: (begun.set(), go_on.wait(5))[0])
+            caller = asyncio.create_task(ask(service, slow))
+            await until(begun.is_set)
+            assert not engine.idle and not engine.jobs
+            go_on.set()
+            assert len(await caller) == 2
+            assert engine.idle
+
+    asyncio.run(go())
+
+
 def test_leaving_while_the_ask_waits_for_a_thread_never_prepares_it() -> None:
     async def go() -> None:
         async with serve(preparers=Preparers(threads=1)) as service:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import psutil
 import pytest
 
 from polymux.core.engine.lease import process_pool
@@ -127,6 +128,23 @@ def test_killing_the_engine_fails_its_jobs_at_once_and_it_comes_back() -> None:
             await is_refused(counter, "restarted")
             await counter.wait_ready()
             assert len([event async for event in count(counter, "again", 3)]) == 4
+
+    asyncio.run(go())
+
+
+def test_a_job_for_an_engine_that_has_just_died_fails_as_its_others_do() -> None:
+    """Before its death is known, when nobody is there to read the command."""
+
+    async def go() -> None:
+        async with engine() as counter:
+            await counter.wait_ready()
+            os.kill(counter.pid or 0, signal.SIGKILL)
+            psutil.Process(counter.pid).wait(timeout=10)
+            time.sleep(0.2)  # the event loop must not learn of it, but the sockets may
+            assert counter.state == "ready"
+            with pytest.raises(EngineDied, match="SIGKILL"):
+                async for _ in count(counter, "late", 1):
+                    pass
 
     asyncio.run(go())
 
