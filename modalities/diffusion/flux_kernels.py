@@ -114,6 +114,7 @@ class KernelSteps(Steps):
         self.epilogue = epilogue
         self.beside = beside
         self._side: torch.cuda.Stream | None = None
+        self._parted = False
 
     def run_double(
         self, double: MergedFluxDouble, hidden: Tensor, text: Tensor, parts: Tensor, cos: Tensor, sin: Tensor
@@ -136,12 +137,14 @@ class KernelSteps(Steps):
         side.wait_stream(main)
         with torch.cuda.stream(side):
             text = double.text.finish(text, text_seen, texts)
+        self._parted = True
         return double.picture.finish(hidden, seen, own), text
 
     def settle(self, text: Tensor) -> None:
-        if self._side is not None:
+        if self._parted and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
             text.record_stream(torch.cuda.current_stream())
+            self._parted = False  # a graph may not wait for a stream that had no part in it
 
     def normalise(self, hidden: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return self._normalise(hidden, None, shift, shift, scale)[1]

@@ -84,6 +84,7 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
     """Writes the folder `options.out`: the model, its card, `training.json`, and `looks.png` of what it made last."""
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients fault on a Hopper card at these widths and batches
     device = torch.device(options.device)
     generator = Generator(device).manual_seed(options.seed)
     began = time.monotonic()
@@ -130,10 +131,8 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
         )
         write_report(course.name, report, options.out)
 
-    if device.type == "cuda" and not options.eager:
-        parts[0].compile_repeated_blocks()
-    predict = course.predict(pipeline)
-    train_flow(predict, parts, gallery, generator, batch=budget.batch, pace=pace, shift=course.shift, look=look)
+    how = {"batch": budget.batch, "pace": pace, "shift": course.shift, "recorded": not options.eager}
+    train_flow(course.predict(pipeline), parts, gallery, generator, look=look, **how)
 
 
 def name_device(device: torch.device) -> str:
@@ -169,7 +168,7 @@ def decode(vae: Any, latents: Tensor) -> Tensor:
 
 
 def copy_pipeline(pipeline: Any) -> Any:
-    """With weights of its own, and nothing compiled."""
+    """With weights of its own."""
     parts = pipeline.components.items()
     return type(pipeline)(
         **{name: copy.deepcopy(part) if isinstance(part, nn.Module) else part for name, part in parts}
@@ -209,5 +208,5 @@ def read_options(course: Course, minutes: float) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of the flow")
     parser.add_argument("--small", action="store_true", help="few scenes and a smaller model, for two cores of a CPU")
     parser.add_argument("--resume", type=Path, help="a folder to go on from; its VAE stays as it is")
-    parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument("--eager", action="store_true", help="record nothing: a GPU launches kernel by kernel")
     return parser.parse_args()
