@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pace import Pace
+from recording import Recorded, set_rate
 from torch import Tensor
 
 RATE = 1.5e-3
@@ -18,19 +19,23 @@ STATISTICS = 16
 """Batches that the latents' scale is fitted to."""
 
 
-def train_autoencoder(vae: Any, draw: Callable[[int, float], Tensor], *, batch: int, pace: Pace) -> float:
+def train_autoencoder(
+    vae: Any, draw: Callable[[int, float], Tensor], *, batch: int, pace: Pace, recorded: bool = True
+) -> float:
     """`draw(batch, done)`: (batch, 3, [frames,] side, side) from 0 to 1, on the VAE's device; `done` of the run, of 1.
 
-    Leaves the VAE in eval mode; returns the last losses' mean.
+    Leaves the VAE in eval mode; returns the last losses' mean. `recorded`: as in `train_flow`.
     """
     vae.train().requires_grad_(True)
     device = vae.device
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=1e-4)
-    running = torch.zeros((), device=device)
-    while True:
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * pace.rate
-        clips = draw(batch, pace.done) * 2 - 1
+    fused = device.type == "cuda"
+    recorded = recorded and fused
+    rate = torch.tensor(RATE, device=device) if recorded else RATE
+    optimizer = torch.optim.AdamW(
+        vae.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4, fused=fused, capturable=recorded
+    )
+
+    def learn(clips: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             spread = vae.encode(clips).latent_dist
             made = decode_freely(vae, spread.sample())
@@ -41,7 +46,14 @@ def train_autoencoder(vae: Any, draw: Callable[[int, float], Tensor], *, batch: 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
-        running.lerp_(apart.detach(), 0.05 if pace.step else 1.0)
+        return apart.detach()
+
+    take = Recorded(learn) if recorded else learn
+    running = torch.zeros((), device=device)
+    while True:
+        set_rate(optimizer, RATE * pace.rate)
+        apart = take(draw(batch, pace.done) * 2 - 1)
+        running.lerp_(apart, 0.05 if pace.step else 1.0)
         going = pace.advance()
         pace.tell(loss=lambda: float(running))
         if not going:

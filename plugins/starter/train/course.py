@@ -27,6 +27,8 @@ SHOWN = 32
 """Scenes that every look at a run shows, none of them trained on."""
 CHUNK = 1000
 """Examples that are drawn and encoded at a time."""
+BEFORE = ("date", "device", "seed", "batch", "steps", "minutes", "loss", "vae steps", "vae loss")
+"""What a run that goes on tells of the one before it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,9 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
     pipeline = course.make(tokenizer)
     if options.resume is not None:
         pipeline = type(pipeline).from_pretrained(options.resume, torch_dtype=torch.float32)
+        tokenizer = pipeline.tokenizer
+        before = json.loads((options.resume / "training.json").read_text())
+        report["before"] = {name: before[name] for name in ("before", *BEFORE) if name in before}
     vae = pipeline.vae.to(device)
     easel = Easel(scenes, course.side, device)
 
@@ -105,7 +110,8 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
     left = 1.0 if options.resume is not None else 1 - course.vae_share
     if options.resume is None:
         pace = Pace("vae", budget.vae_steps, options.minutes * course.vae_share)
-        report["vae loss"] = round(train_autoencoder(vae, draw, batch=budget.vae_batch, pace=pace), 4)
+        loss = train_autoencoder(vae, draw, batch=budget.vae_batch, pace=pace, recorded=not options.eager)
+        report["vae loss"] = round(loss, 4)
         report["vae steps"] = pace.step
         fit_scale(vae, draw, budget.vae_batch)
     vae.eval().requires_grad_(False)
@@ -131,6 +137,9 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
         )
         write_report(course.name, report, options.out)
 
+    if device.type == "cuda" and not options.eager:
+        torch._dynamo.config.suppress_errors = True  # a block that cannot be compiled runs as it was written
+        parts[0].compile_repeated_blocks(dynamic=False)
     how = {"batch": budget.batch, "pace": pace, "shift": course.shift, "recorded": not options.eager}
     train_flow(course.predict(pipeline), parts, gallery, generator, look=look, **how)
 
@@ -168,7 +177,7 @@ def decode(vae: Any, latents: Tensor) -> Tensor:
 
 
 def copy_pipeline(pipeline: Any) -> Any:
-    """With weights of its own."""
+    """With weights of its own, and nothing compiled."""
     parts = pipeline.components.items()
     return type(pipeline)(
         **{name: copy.deepcopy(part) if isinstance(part, nn.Module) else part for name, part in parts}
@@ -208,5 +217,5 @@ def read_options(course: Course, minutes: float) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of the flow")
     parser.add_argument("--small", action="store_true", help="few scenes and a smaller model, for two cores of a CPU")
     parser.add_argument("--resume", type=Path, help="a folder to go on from; its VAE stays as it is")
-    parser.add_argument("--eager", action="store_true", help="record nothing: a GPU launches kernel by kernel")
+    parser.add_argument("--eager", action="store_true", help="a GPU compiles and records nothing")
     return parser.parse_args()

@@ -3,7 +3,7 @@
     python plugins/starter/train/film.py --out build/film                        # one GPU, about eight minutes
     python plugins/starter/train/film.py --out build/film --small --device cpu   # a cut-down task, to see it work
 
-The folder is whole after every minute, so a run that is cut off leaves what it had.
+The folder is whole after every other minute, so a run that is cut off leaves what it had.
 """
 
 from __future__ import annotations

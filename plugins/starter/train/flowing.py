@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from pace import Pace
+from recording import Recorded, set_rate
 from torch import Generator, Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -18,10 +18,8 @@ DROPPED = 0.1
 """Of the texts: what classifier-free guidance leans on."""
 MEMORY = 0.999
 """Of the averaged weights, at the end of a run."""
-LOOK_EVERY = 60.0
+LOOK_EVERY = 120.0
 """Seconds."""
-UNRECORDED = 5
-"""Steps that a GPU takes kernel by kernel before they are recorded: libraries and optimizer set themselves up."""
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy latents, times from 0 to 1, ids (batch, length)) to velocities."""
@@ -39,48 +37,6 @@ class Gallery:
     """(scenes, wordings, length) int64."""
     nothing: Tensor
     """(length,) int64: the empty text."""
-
-
-class Lesson(NamedTuple):
-    """What one step learns from."""
-
-    clean: Tensor
-    """(batch, channels, ...) latents."""
-    noise: Tensor
-    times: Tensor
-    """(batch,) from 0 to 1."""
-    ids: Tensor
-    """(batch, length) int64."""
-
-
-class Recorded:
-    """A step of learning that launches itself as one graph, after a few steps as it was written."""
-
-    def __init__(self, learn: Callable[[Lesson], Tensor]) -> None:
-        self._learn = learn
-        self._before = 0
-        self._aside = torch.cuda.Stream()  # what is recorded may not have run on the stream that all use
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._lesson: Lesson
-        self._loss: Tensor
-
-    def __call__(self, lesson: Lesson) -> Tensor:
-        if self._before < UNRECORDED:
-            self._before += 1
-            self._aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._aside):
-                loss = self._learn(lesson)
-            torch.cuda.current_stream().wait_stream(self._aside)
-            return loss
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            self._lesson = Lesson(*(each.clone() for each in lesson))
-            with torch.cuda.graph(self._graph):
-                self._loss = self._learn(self._lesson)
-        for kept, given in zip(self._lesson, lesson, strict=True):
-            kept.copy_(given)
-        self._graph.replay()
-        return self._loss
 
 
 class Average:
@@ -126,11 +82,11 @@ def train_flow(
     look: Callable[[float], None],
     recorded: bool = True,
 ) -> None:
-    """Leaves the averaged weights in the `modules`. `look` is called once a minute, and at the end, with the loss
+    """Leaves the averaged weights in the `modules`. `look` is called every other minute, and at the end, with the loss
     while the modules have those weights.
 
     `generator` lives on the gallery's device. `shift` moves the times that are learned towards noise. `recorded`: on a
-    GPU the steps are recorded as a graph, since launching these small models one kernel at a time is what takes long.
+    GPU the steps are recorded as a graph.
     """
     device = gallery.latents.device
     matrices = [p for module in modules for p in module.parameters() if p.dim() > 1]
@@ -142,10 +98,10 @@ def train_flow(
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=fused, capturable=recorded)
     average = Average(modules)
 
-    def learn(lesson: Lesson) -> Tensor:
+    def learn(clean: Tensor, noise: Tensor, times: Tensor, ids: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            velocity = predict(mix(lesson.clean, lesson.noise, lesson.times), lesson.times, lesson.ids)
-        loss = mse_loss(velocity.float(), lesson.noise - lesson.clean)
+            velocity = predict(mix(clean, noise, times), times, ids)
+        loss = mse_loss(velocity.float(), noise - clean)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([*matrices, *others], 1.0)
@@ -158,14 +114,10 @@ def train_flow(
     for module in modules:
         module.train().requires_grad_(True)
     while True:
-        for group in optimizer.param_groups:
-            if recorded:
-                group["lr"].fill_(RATE * pace.rate)
-            else:
-                group["lr"] = RATE * pace.rate
+        set_rate(optimizer, RATE * pace.rate)
         clean, ids = pick(gallery, batch, generator)
         noise = torch.randn(clean.shape, generator=generator, device=device)
-        loss = take(Lesson(clean, noise, draw_times(batch, shift, generator), ids))
+        loss = take(clean, noise, draw_times(batch, shift, generator), ids)
         average.follow(pace.step)
         running.lerp_(loss, 0.02 if pace.step else 1.0)
         going = pace.advance()

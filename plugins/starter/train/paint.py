@@ -3,7 +3,7 @@
     python plugins/starter/train/paint.py --out build/paint                        # one GPU, about eight minutes
     python plugins/starter/train/paint.py --out build/paint --small --device cpu   # a cut-down task, to see it work
 
-The folder is whole after every minute, so a run that is cut off leaves what it had.
+The folder is whole after every other minute, so a run that is cut off leaves what it had.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANNELS = 8
 CELL = 4
 """Pixels along the side of a latent pixel."""
 
-BUDGET = Budget(examples=400_000, batch=1024, steps=12_000, vae_batch=256, vae_steps=3000)
+BUDGET = Budget(examples=400_000, batch=512, steps=50_000, vae_batch=256, vae_steps=3000)
 SMALL_BUDGET = Budget(examples=3000, batch=32, steps=3000, vae_batch=8, vae_steps=600)
 
 
@@ -42,7 +42,7 @@ class Paint(Course):
 
     name = "paint"
     side = 64
-    families: ClassVar[dict[str, float]] = {"one": 1.0, "pair": 2.0, "count": 2.0, "digit": 0.5, "word": 0.5}
+    families: ClassVar[dict[str, float]] = {"one": 0.5, "pair": 2.5, "count": 2.0, "digit": 1.0, "word": 1.0}
 
     vae_share = 0.2
     shift = 1.5

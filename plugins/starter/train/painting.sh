@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains starter/paint and starter/film one beside the other on one GPU, and packs the folders.
+# Trains starter/paint and starter/film one beside the other on one GPU, or one alone, and packs the folders.
 #   OUT=/tmp/out MINUTES=7 plugins/starter/train/painting.sh [what both recipes are told, such as --small --device cpu]
 # MINUTES bound VAE and flow together; compiling, drawing and encoding take about one more. A folder is packed anew
 # whenever a recipe has written it, so a call that is cut off leaves the newest whole one.
-# RESUME=DIR goes on from DIR/paint and DIR/film.
+# ONLY=paint leaves film out. RESUME=DIR goes on from DIR/paint and DIR/film, their VAEs as they are.
+# TORCHDYNAMO_DISABLE=1 compiles nothing, should the compiler fail; --eager records nothing either.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:?the folder for what is made}
@@ -33,10 +34,12 @@ one() {
   grep '"run"' "$OUT/$name.log" | tail -n 3
 }
 
-one paint "$@" & PAINT=$!
-one film "$@" & FILM=$!
+RUNS=()
+for name in ${ONLY:-paint film}; do
+  one "$name" "$@" &
+  RUNS+=($!)
+done
 STATUS=0
-wait $PAINT || STATUS=1
-wait $FILM || STATUS=1
+for run in "${RUNS[@]}"; do wait "$run" || STATUS=1; done
 ls -l "$OUT"
 exit $STATUS
