@@ -14,13 +14,11 @@ from starlette.types import Receive
 from polymux.core.errors import NotReady, Overloaded, PolymuxError
 from polymux.core.tasks import ChoiceEnded, Done
 from polymux.gateway.errors import ClientLeft, wrap_unexpected
+from polymux.gateway.turn import Turn
 
 if TYPE_CHECKING:
     from polymux.core.answers import Answers
     from polymux.gateway.state import Gateway
-
-TURN = 0.005
-"""Seconds after which a call whose answers are all there already lets others have the event loop."""
 
 
 class Call:
@@ -64,7 +62,7 @@ class Call:
         except PolymuxError as error:
             self._count_failure(error)
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientLeft):
             self.outcome = "left"
             meters.aborted.inc()
             raise
@@ -80,7 +78,7 @@ class Call:
     async def _measure(self, answers: AsyncIterator[msgspec.Struct]) -> AsyncIterator[msgspec.Struct]:
         meters = self.meters
         last = 0.0
-        turn = self._begin
+        turn = Turn()
         async for answer in answers:
             now = time.perf_counter()
             if last:
@@ -95,9 +93,7 @@ class Call:
                 meters.record_usage(answer.usage)
                 meters.record_pace(now - self._begin, answer.usage.seconds)
                 meters.whole.observe(now - self._begin)
-            if now - turn > TURN:
-                await asyncio.sleep(0)
-                turn = time.perf_counter()
+            await turn.pass_on()
             yield answer
 
 

@@ -17,7 +17,7 @@ from polymux.core.tasks import Chat, ChoiceEnded, Done, Sound, Speak, SpokenWord
 from polymux.core.text.sentences import split_sentences
 from polymux.core.vocabulary import Usage
 from polymux.gateway.call import Call
-from polymux.gateway.errors import wrap_unexpected
+from polymux.gateway.errors import ClientLeft, wrap_unexpected
 from polymux.gateway.ids import draw_id
 from polymux.gateway.realtime.audio import Mouth
 from polymux.gateway.realtime.conversation import Conversation, Item, read_messages
@@ -69,6 +69,8 @@ class Response:
             if self._stopped is None or self._task is None or self._task.uncancel():
                 raise
             self._status = {"status": "cancelled", "status_details": {"type": "cancelled", "reason": self._stopped}}
+        except ClientLeft:
+            raise
         except Exception as error:
             self._fail(error if isinstance(error, PolymuxError) else wrap_unexpected(error))
         self._ending = True

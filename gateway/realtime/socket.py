@@ -7,20 +7,22 @@ import base64
 import binascii
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from pydantic import ValidationError
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from polymux.core.errors import InvalidRequest, Overloaded, PolymuxError, TooLarge
 from polymux.gateway.call import Call
-from polymux.gateway.errors import explain_validation, wrap_unexpected
+from polymux.gateway.errors import ClientLeft, explain_validation, wrap_unexpected
 from polymux.gateway.ids import draw_id
 from polymux.gateway.realtime.audio import Ear
 from polymux.gateway.realtime.conversation import Conversation, Item
 from polymux.gateway.realtime.frames import ActiveResponse, NoResponse, read_event, read_item
 from polymux.gateway.realtime.hearing import Hearing
+from polymux.gateway.realtime.inbox import Inbox
 from polymux.gateway.realtime.models import Models
 from polymux.gateway.realtime.plan import Plan, make_plan
 from polymux.gateway.realtime.response import Response
@@ -38,6 +40,7 @@ from polymux.gateway.schemas.realtime import (
     SessionUpdate,
 )
 from polymux.gateway.state import Gateway
+from polymux.gateway.turn import Turn
 
 MAX_AUDIO = 15 * 2**20
 """Bytes of sound in one event."""
@@ -58,6 +61,7 @@ class RealtimeSocket:
         self.id = f"sess_{draw_id()}"
         self.conversation = Conversation()
         self._websocket = websocket
+        self._inbox = Inbox(websocket)
         self._gateway = gateway
         self._models = Models(gateway)
         self._request_id = request_id
@@ -71,25 +75,30 @@ class RealtimeSocket:
         self._spoken = False
 
     async def run(self) -> None:
-        await self.send("session.created", session=self._show())
-        try:
-            async with asyncio.timeout(LONGEST):
-                await self._read()
-        except TimeoutError:
-            await self.fail(InvalidRequest("this session has lasted long enough", code="session_expired"))
-            await self._websocket.close(1000)
-        except WebSocketDisconnect:
-            pass
-        finally:
-            await self._close()
+        with suppress(ClientLeft):
+            try:
+                await self.send("session.created", session=self._show())
+                async with asyncio.timeout(LONGEST):
+                    await self._inbox.serve(self._carry_out())
+            except TimeoutError:
+                await self.fail(InvalidRequest("this session has lasted long enough", code="session_expired"))
+                await self._websocket.close(1000)
+            finally:
+                await self._close()
 
     # ---- what goes out ----
 
     async def send(self, type: str, **fields: Any) -> None:
+        """Raises `ClientLeft`, also where it was sent away."""
         event = {"type": type, "event_id": f"event_{draw_id()}", **fields}
         text = msgspec.json.encode(event).decode()
         async with self._sending:
-            await self._websocket.send_text(text)
+            if self._websocket.application_state is WebSocketState.DISCONNECTED:
+                raise ClientLeft
+            try:
+                await self._websocket.send_text(text)
+            except WebSocketDisconnect:
+                raise ClientLeft from None
 
     async def fail(self, error: PolymuxError, event_id: str | None = None) -> None:
         body = {
@@ -103,22 +112,22 @@ class RealtimeSocket:
 
     # ---- what comes in ----
 
-    async def _read(self) -> None:
+    async def _carry_out(self) -> None:
+        turn = Turn()
         while True:
-            message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
+            frame = await self._inbox.take()
             event_id: str | None = None
             try:
-                wire = read_event(message)
+                wire = read_event(frame)
                 event_id = wire["event_id"] if isinstance(wire.get("event_id"), str) else None
                 await self._handle(wire)
             except PolymuxError as error:
                 await self.fail(error, event_id)
-            except WebSocketDisconnect:
+            except ClientLeft:
                 raise
             except Exception as error:
                 await self.fail(wrap_unexpected(error), event_id)
+            await turn.pass_on()
 
     async def _handle(self, wire: dict[str, Any]) -> None:
         type = wire.get("type")
@@ -303,7 +312,11 @@ class RealtimeSocket:
         }
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
+        async def run() -> None:
+            with suppress(ClientLeft):
+                await coroutine
+
+        task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

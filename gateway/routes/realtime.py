@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from polymux.core.errors import PolymuxError
 from polymux.gateway.answering import encode_model
 from polymux.gateway.auth import read_tokens
 from polymux.gateway.bodies import read_request
+from polymux.gateway.errors import ClientLeft
 from polymux.gateway.ids import draw_id
 from polymux.gateway.realtime.models import Models
 from polymux.gateway.realtime.socket import RealtimeSocket
@@ -36,8 +38,9 @@ async def open_socket(websocket: WebSocket) -> None:
         session = choose_session(websocket, gateway)
         Models(gateway).check(session)
     except PolymuxError as error:
-        await RealtimeSocket(websocket, gateway, Session.open("realtime", None), request_id).fail(error)
-        await websocket.close(POLICY, error.message[:100])
+        with suppress(ClientLeft):
+            await RealtimeSocket(websocket, gateway, Session.open("realtime", None), request_id).fail(error)
+            await websocket.close(POLICY, error.message[:100])
         return
     await RealtimeSocket(websocket, gateway, session, request_id).run()
 

@@ -14,10 +14,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from polymux.core.errors import PolymuxError
 from polymux.gateway.errors import describe_error
 from polymux.gateway.ids import draw_id
+from polymux.gateway.realtime.inbox import Inbox
 from polymux.gateway.realtime.lines import LineStream
 from polymux.gateway.routes.endpoint import Endpoint
 from polymux.gateway.schemas.base import WireAnswer, maybe
 from polymux.gateway.state import gateway_of
+from polymux.gateway.turn import Turn
 
 POLICY = 1008
 PATH = "/v1/audio/stream"
@@ -81,28 +83,33 @@ async def stream_socket(websocket: WebSocket) -> None:
         await websocket.close(POLICY, error.message[:100])
         return
     telling = asyncio.create_task(tell_lines(websocket, stream))
+    inbox = Inbox(websocket)
     try:
-        while not telling.done():
-            message = await websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                break
-            if message.get("bytes") is not None:
-                await stream.feed(message["bytes"])
-            elif message.get("text") == "commit":
-                stream.hearing.commit()
-            elif message.get("text") == "end":
-                await stream.finish()
-                await telling
-                await websocket.close()
-                break
-            else:
-                await websocket.send_text('{"type":"error","error":{"message":"send sound, commit or end"}}')
+        await inbox.serve(carry_out(websocket, inbox, stream, telling))
     except WebSocketDisconnect:
         pass
     finally:
         telling.cancel()
         await stream.close()
         await asyncio.gather(telling, return_exceptions=True)
+
+
+async def carry_out(websocket: WebSocket, inbox: Inbox, stream: LineStream, telling: asyncio.Task[None]) -> None:
+    turn = Turn()
+    while not telling.done():
+        frame = await inbox.take()
+        if frame.get("bytes") is not None:
+            await stream.feed(frame["bytes"])
+        elif frame.get("text") == "commit":
+            stream.hearing.commit()
+        elif frame.get("text") == "end":
+            await stream.finish()
+            await telling
+            await websocket.close()
+            return
+        else:
+            await websocket.send_text('{"type":"error","error":{"message":"send sound, commit or end"}}')
+        await turn.pass_on()
 
 
 async def tell_lines(websocket: WebSocket, stream: LineStream) -> None:
