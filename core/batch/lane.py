@@ -76,7 +76,7 @@ class Lane:
     @property
     def runnable(self) -> bool:
         """Whether a plan could be made now, as far as can be told cheaply."""
-        if self.stage.on_host and self.inflight:
+        if self.stage.on_host and self.inflight >= self.stage.abreast:
             return False
         return bool(self.waiting) or any(self.stage.want(row) for row in self.running)
 

@@ -24,12 +24,15 @@ from polymux.core.stopwatch import part
 if TYPE_CHECKING:
     from polymux.core.engine.job import Job
 
+AHEAD = 1
+"""Passes that wait for a core to become free: it then need not wait for the loop."""
+
 
 class OneShotModel(ABC):
     """What a modality supplies: one pass over a batch of items."""
 
     apart = False
-    """With `on_host`: every item is a pass of its own, and those of a launch run side by side, a core for each."""
+    """With `on_host`: passes share nothing, so that each core runs one."""
 
     slab: CacheSpec | None = None
     """What each item's pass leaves on the device for other rows; the row then `keeps` it."""
@@ -85,8 +88,9 @@ class OneShotStage(Stage):
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._to_host = to_host
         self._device = site.device
-        self._executor: Executor = site.executor
-        self._cores: Executor = site.cores
+        self._executor: Executor = site.cores if model.apart else site.executor
+        if model.apart:
+            self.abreast = torch.get_num_threads() + AHEAD
 
     def warm(self) -> None:
         if self._device.torch.type == "cuda" and not self.on_host:
@@ -109,8 +113,7 @@ class OneShotStage(Stage):
     def launch(self, plan: Plan) -> Ticket:
         items = [_item_row(grant.row).item for grant in plan.grants]
         if self.on_host:
-            run = self._run_apart if self.model.apart else self._run
-            return Ticket(plan, work=self._executor.submit(run, items, []))
+            return Ticket(plan, work=self._executor.submit(self._run, items, []))
         slabs = [self._slabs[grant.row.blocks[0]] for grant in plan.grants] if self._slabs is not None else []
         results = self._run(items, slabs)
         if not self._to_host:
@@ -123,9 +126,6 @@ class OneShotStage(Stage):
         if len(results) != len(items):
             raise InternalError(f"stage {self.name} returned {len(results)} results for {len(items)} items")
         return results
-
-    def _run_apart(self, items: list[Any], slabs: list[torch.Tensor]) -> list[Any]:
-        return [result for (result,) in self._cores.map(lambda item: self._run([item], slabs), items)]
 
     def collect(self, ticket: Ticket) -> Outcomes:
         outcomes = Outcomes()

@@ -57,7 +57,9 @@ class Stage(ABC):
     shares_prefixes = False
     """Whether full blocks may be shared between rows by content."""
     on_host = False
-    """The pass runs on the host executor beside the device (a vocoder in another runtime), one at a time."""
+    """The pass runs on the host beside the device (a vocoder in another runtime)."""
+    abreast = 1
+    """Passes on the host that may be under way at once."""
     max_rows = 1
     """Rows that may hold a slot at once."""
     max_units = 1

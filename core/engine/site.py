@@ -70,7 +70,7 @@ class Site:
 
     @cached_property
     def cores(self) -> Executor:
-        """The runtime's own threads, one for each core that torch may use: items of such a pass that share nothing."""
+        """The runtime's own threads, one for each core that torch may use, for such passes as share nothing."""
         return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="host-core")
 
     def attention(self, dtype: torch.dtype, dim: int) -> AttentionBackend:

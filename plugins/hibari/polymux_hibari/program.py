@@ -88,5 +88,4 @@ def load_speech(files: ModelFiles, site: Site) -> Program:
         name: Hibari(voice=name, model=str(files.path(voice["file"])), threads=1)
         for name, voice in files.config()["voices"].items()
     }
-    cores = torch.get_num_threads()
-    return SpeechProgram(OneShotStage("voice", VoiceModel(voices), site, max_units=cores, on_host=True))
+    return SpeechProgram(OneShotStage("voice", VoiceModel(voices), site, max_units=1, on_host=True))

@@ -86,13 +86,13 @@ def test_a_pass_on_the_host_runs_beside_tokens(device: Device) -> None:
     assert all(name.startswith("host-pass") for name in model.threads)
 
 
-def test_items_that_share_nothing_run_on_a_core_each(device: Device) -> None:
+def test_passes_that_share_nothing_run_on_a_core_each(device: Device) -> None:
     """Neither ends before both have begun."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         site, meeting = make_site(device), threading.Barrier(2)
-        stage = OneShotStage("voice", Meeting(meeting), site, max_units=2, on_host=True)
+        stage = OneShotStage("voice", Meeting(meeting), site, max_units=1, on_host=True)
         driver = Driver(Loop(site, {"m": Scripted(double, items=stage)}))
         for number in range(4):
             driver.submit(str(number), "m", "do", Work(prompt=[], item=number))
