@@ -3,13 +3,14 @@
 #
 #   benchmarks/gpu/session.sh correct    pytest -m gpu, parity against transformers, compute-sanitizer
 #   benchmarks/gpu/session.sh tokens     workloads A, B, C of all shapes, traces of steady decode, CSM streams
+#   benchmarks/gpu/session.sh speech     64 texts of MMS-VITS; CSM streams, and how many at most
 #   benchmarks/gpu/session.sh served     8B over HTTP: start and arrivals; embeddings in process and over HTTP
 #
 # Figures and logs go to $OUT (default: a new folder in /tmp). $WHEELS: a folder of wheels that the machine lacks.
 # With --tiny each script runs small on the CPU, to see that it does; what needs a card is left out.
 # A step that fails or takes too long does not keep the others from running; the exit status counts those steps.
 set -u
-part=${1:?which part: correct, tokens or served}
+part=${1:?which part: correct, tokens, speech or served}
 tiny=${2:-}
 OUT=${OUT:-$(mktemp -d)}
 PYTHON=${PYTHON:-python3}
@@ -58,7 +59,10 @@ correct)
     ;;
 tokens)
     step tokens 480 "$PYTHON" benchmarks/gpu/tokens.py --out "$results" --table "$OUT/table.md" --trace "$OUT" $tiny
-    step csm 110 "$PYTHON" benchmarks/gpu/speech.py csm --out "$OUT/csm.jsonl" $tiny
+    step csm 110 "$PYTHON" benchmarks/gpu/speech.py csm --seconds 80 --out "$OUT/csm.jsonl" $tiny
+    ;;
+speech)
+    step speech 240 "$PYTHON" benchmarks/gpu/speech.py vits csm --out "$results" $tiny
     ;;
 served)
     step online 330 "$PYTHON" benchmarks/gpu/online.py --model qwen3-8b --starts 2 --out "$results" $tiny

@@ -1,10 +1,13 @@
 """Speech synthesis on a CUDA card, random weights of the public shapes.
 
-csm    so many CSM-1B streams at once: time to first audio, every stream's real-time factor, stalls of a player that
-       starts with the first sound; the most streams that all keep up; launches of a frame's depth decoder
 vits   64 MMS texts at once: seconds of audio a second
+csm    64 CSM-1B streams at once: time to first audio, every stream's real-time factor, stalls of a player that starts
+       with the first sound; launches of a frame's depth decoder. Then the most streams that all keep up: doubled until
+       some do not, then halved in between, as long as there is time
 
-PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/speech.py csm vits --out figures.jsonl
+Both in one call, in under four minutes (`--seconds`); lines are printed, and figures written, as they come.
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/speech.py vits csm --out figures.jsonl
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,8 @@ from polymux.modalities.tts import codec_program
 from polymux.modalities.tts.codec_load import build_csm
 from polymux.modalities.tts.vits_program import build_vits
 from polymux.modalities.tts.work import Piece, SpeakWork
+
+BEGAN = time.perf_counter()
 
 SECONDS = 10.0
 """Of each CSM stream: random weights do not come to an end."""
@@ -107,34 +113,70 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(math.ceil(share * len(ordered)) - 1, len(ordered) - 1)]
 
 
-def run_csm(args: argparse.Namespace, shapes: dict[str, Any]) -> list[dict[str, Any]]:
+Note = Callable[..., None]
+Figures = dict[str, float]
+
+
+def tell(**line: Any) -> None:
+    print(json.dumps({"seconds": round(time.perf_counter() - BEGAN, 1), **line}), flush=True)
+
+
+def run_csm(args: argparse.Namespace, shapes: dict[str, Any], note: Note) -> None:
     codec_program.LONGEST = 2.0 if args.tiny else SECONDS
     model = build(tiny_csm) if args.tiny else build_model(shapes["csm-1b"], args.device)
-    most = max(args.streams)
-    settings = SiteSettings(max_rows=most, max_units=4096, block=16, cache_bytes=args.cache << 20)
+    settings = SiteSettings(max_rows=args.most, max_units=4096, block=16, cache_bytes=args.cache << 20)
     site = open_site(args, settings)
     program: Program = build_csm(model, site, "csm", {"temperature": 0.9, "top_k": 5 if args.tiny else 50})
+    tell(csm="built")
     prepare(program)
-    frame = program.codec.hop / program.rate  # type: ignore[attr-defined]
+    launches = count_launches(program.decoder.model.depth, args.streams, args.device)  # type: ignore[attr-defined]
+    tell(csm="prepared", launches_of_a_frame=launches, frame_ms=program.codec.hop / program.rate * 1e3)  # type: ignore[attr-defined]
     vocabulary, offset = model.config.text_vocab_size, model.config.vocab_size
-    launches = count_launches(program.decoder.model.depth, min(args.streams), args.device)  # type: ignore[attr-defined]
-    print(json.dumps({"launches_of_a_frame": launches}), flush=True)
-    results = []
-    for count in args.streams:
-        figures = []
-        for attempt in range(args.runs + 1):
+
+    def measure(streams: int) -> Figures:
+        """The second time, which is what counts: the first records graphs and plans for so many rows."""
+        figures: Figures = {}
+        for attempt in range(2):
             generator = random.Random(attempt)
             prompts = [
                 [offset + generator.randrange(vocabulary) for _ in range(generator.randint(10, 60))]
-                for _ in range(count)
+                for _ in range(streams)
             ]
             works = [(SpeakWork(None, seed), [Piece(prompt)]) for seed, prompt in enumerate(prompts)]
-            streams, elapsed = serve(program, site, works)
-            if attempt:  # the first warms up: graphs and plans for this many rows
-                figures.append(describe(streams, elapsed))
-        results.append({"streams": count, "frame_ms": frame * 1e3, **figures[-1]})
-        print(json.dumps(results[-1]), flush=True)
-    return results
+            figures = describe(*serve(program, site, works))
+            tell(csm="warm-up" if attempt == 0 else "measured", streams=streams, **figures)
+        where = f"CSM-1B shape, {streams} streams at once"
+        note(f"{where}, time to first audio, p95", figures["first_audio_p95_ms"], "ms")
+        note(f"{where}, time a second of sound takes, slowest stream", figures["real_time_factor_worst"], "s")
+        note(f"{where}, seconds of audio a second", figures["audio_seconds_a_second"], "s/s")
+        return figures
+
+    kept, certain = search_most(args.streams, args.most, lambda streams: keeps_up(measure(streams)), args.seconds)
+    tell(csm="sustained", streams=kept, certain=certain)
+    note("CSM-1B shape, most streams found at which none stalls", kept, "streams")
+
+
+def keeps_up(figures: Figures) -> bool:
+    return not figures["stalled"] and figures["real_time_factor_worst"] < 1
+
+
+def search_most(first: int, most: int, good: Callable[[int], bool], seconds: float) -> tuple[int, bool]:
+    """The largest number found that is good, to an eighth, and whether the next one was found not to be. No new number
+    is begun that would probably not end in time."""
+    low, high, streams, longest = 0, most + 1, first, 0.0
+    while time.perf_counter() - BEGAN + 2 * longest < seconds:
+        began = time.perf_counter()
+        if good(streams):
+            low = streams
+        else:
+            high = streams
+        longest = max(longest, time.perf_counter() - began)
+        if high - low <= max(low // 8, 1):
+            return low, high <= most
+        streams = min(2 * low, most) if high > most else (low + high) // 2
+        if streams == low:
+            return low, False
+    return low, False
 
 
 class Counter(TorchDispatchMode):
@@ -182,26 +224,33 @@ def describe(streams: list[Stream], elapsed: float) -> dict[str, float]:
     }
 
 
-def run_vits(args: argparse.Namespace, shapes: dict[str, Any]) -> dict[str, float]:
+def run_vits(args: argparse.Namespace, shapes: dict[str, Any], note: Note) -> None:
     torch.manual_seed(0)
     model = tiny_vits().eval() if args.tiny else build_model(shapes["mms-tts"], args.device, torch.float32)
     site = open_site(args, SiteSettings(max_rows=TEXTS, cache_bytes=64 << 20))
     program = build_vits(model, site)
     prepare(program)
-    generator = random.Random(0)
-    vocabulary = model.config.vocab_size
-    texts = [[generator.randrange(1, vocabulary) for _ in range(generator.randint(60, 300))] for _ in range(TEXTS)]
+    tell(vits="prepared")
+    generator, longest = random.Random(0), 70 if args.tiny else 300
+    vocabulary, count = model.config.vocab_size, 3 if args.tiny else TEXTS
+    texts = [[generator.randrange(1, vocabulary) for _ in range(generator.randint(60, longest))] for _ in range(count)]
     pace = calibrate(model, texts[0], args.device)
     works = [(SpeakWork(None, seed), [Piece(ids, pace=pace)]) for seed, ids in enumerate(texts)]
-    figures = []
+    figures: Figures = {}
     for attempt in range(args.runs + 1):
-        streams, elapsed = serve(program, site, works)
-        if attempt:
-            figures.append(describe(streams, elapsed))
+        figures = describe(*serve(program, site, works))
+        tell(vits="warm-up" if attempt == 0 else "measured", texts=count, **figures)
     peer = [speak_whole(model, texts, pace, args.device) for _ in range(args.runs + 1)][1:]
-    result = {"texts": TEXTS, **figures[-1], "transformers_audio_seconds_a_second": max(peer)}
-    print(json.dumps(result), flush=True)
-    return result
+    tell(vits="transformers", audio_seconds_a_second=max(peer))
+    where = f"MMS-VITS shape, {count} texts at once"
+    note(
+        f"{where}, seconds of audio a second",
+        figures["audio_seconds_a_second"],
+        "s/s",
+        peer=f"transformers {transformers.__version__}, one padded batch",
+        peer_value=max(peer),
+    )
+    note(f"{where}, time to first audio, p95", figures["first_audio_p95_ms"], "ms")
 
 
 @torch.inference_mode()
@@ -233,49 +282,31 @@ def open_site(args: argparse.Namespace, settings: SiteSettings) -> Site:
     return Site(open_device(args.device), settings, (TritonAttention(),))
 
 
-def write(args: argparse.Namespace, csm: list[dict[str, Any]], vits: dict[str, float] | None) -> None:
-    hardware = torch.cuda.get_device_name() if args.device != "cpu" else None
-
-    def note(metric: str, value: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> None:
-        record("speech", metric, value, unit, peer=peer, peer_value=peer_value, hardware=hardware, results=args.out)
-
-    kept = [result["streams"] for result in csm if not result["stalled"] and result["real_time_factor_worst"] < 1]
-    for result in csm:
-        where = f"CSM-1B shape, {result['streams']} streams at once"
-        note(f"{where}, time to first audio, p95", result["first_audio_p95_ms"], "ms")
-        note(f"{where}, time a second of sound takes, slowest stream", result["real_time_factor_worst"], "s")
-        note(f"{where}, seconds of audio a second", result["audio_seconds_a_second"], "s/s")
-    if csm:
-        note("CSM-1B shape, most streams tried at which none stalls", max(kept, default=0), "streams")
-    if vits is not None:
-        note(
-            f"MMS-VITS shape, {TEXTS} texts at once, seconds of audio a second",
-            vits["audio_seconds_a_second"],
-            "s/s",
-            f"transformers {transformers.__version__}, one padded batch",
-            vits["transformers_audio_seconds_a_second"],
-        )
-        note(f"MMS-VITS shape, {TEXTS} texts at once, time to first audio, p95", vits["first_audio_p95_ms"], "ms")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="+", choices=["csm", "vits"])
+    parser.add_argument("workloads", nargs="+", choices=["vits", "csm"])
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 128, 192, 256])
+    parser.add_argument("--streams", type=int, default=64, help="of the first measurement")
+    parser.add_argument("--most", type=int, default=512, help="streams to try")
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=210.0, help="for everything")
     parser.add_argument("--cache", type=int, default=24_576, help="MiB")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to see that all of this runs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.tiny:
-        args.device, args.streams, args.runs, args.cache = "cpu", [3], 1, 64
+        args.device, args.streams, args.most, args.runs, args.cache = "cpu", 2, 5, 1, 64
+    hardware = torch.cuda.get_device_name() if args.device != "cpu" else None
+
+    def note(metric: str, value: float, unit: str, **peer: Any) -> None:
+        if args.out:
+            record("speech", metric, value, unit, hardware=hardware, results=args.out, **peer)
+
     shapes = json.loads(args.shapes.read_text())
-    csm = run_csm(args, shapes) if "csm" in args.workloads else []
-    vits = run_vits(args, shapes) if "vits" in args.workloads else None
-    if args.out:
-        write(args, csm, vits)
+    for name, run in (("vits", run_vits), ("csm", run_csm)):  # the short one first
+        if name in args.workloads:
+            run(args, shapes, note)
 
 
 if __name__ == "__main__":
