@@ -1,6 +1,6 @@
 """Every code block of the documentation and every command of the README runs, against a server on this machine.
 
-One server for all: the starters, and tiny models that paint, film and see, under the names that the pages use.
+One server for all, with the starters.
 """
 
 from __future__ import annotations
@@ -74,18 +74,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run: models and plugins under the names that the pages use."""
-    from polymux.core.testing.painting import save_tiny_flux
-    from polymux.core.testing.pipelines import save_tiny
-    from polymux.core.testing.seeing import write_seer
-
+    """Where the commands run."""
     folder = tmp_path_factory.mktemp("docs")
-    save_tiny_flux(folder / "pictures")
-    save_tiny("wan", folder / "clips")
-    (folder / "eyes").mkdir()
-    write_seer(folder / "eyes", "qwen3-vl")
-    names = ("pictures", "clips", "eyes")
-    (folder / "polymux.toml").write_text("".join(f'[models."my/{name}"]\nreference = "./{name}"\n' for name in names))
     shutil.copytree(ROOT / "plugins" / "example", folder / "my-plugin")
     return folder
 
@@ -97,18 +87,8 @@ def server(folder: Path) -> Iterator[Server]:
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "my-plugin"),
     }
-    starters = [f"starter/{name}" for name in ("chat", "embed", "transcribe", "speak")]
-    models = [*starters, "my/pictures", "my/clips", "my/eyes"]
     log = folder / "server.log"
-    command = [
-        sys.executable,
-        "-m",
-        "polymux",
-        "serve",
-        *models,
-        "--port",
-        "0",
-    ]
+    command = [sys.executable, "-m", "polymux", "serve", "--port", "0"]
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
     try:

@@ -1,25 +1,29 @@
-"""Mixed load with the real starters: chat, embeddings, transcription and speech in one engine, each as if alone."""
+"""Mixed load with the real starters: all eight in one engine, each as if alone."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
+from io import BytesIO
 
 import msgspec
 import numpy as np
 import polymux_starter
 import pytest
+from PIL import Image, ImageDraw
 
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.models import resolve
 from polymux.core.plugins import Plugins, load_plugins
 from polymux.core.speech.telling import SPOKEN, Spoken
-from polymux.core.tasks import Chat, Embed, Sampling, Speak, Transcribe
+from polymux.core.tasks import Chat, Embed, Film, Paint, Sampling, Speak, Transcribe
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import write_wav
 from polymux.core.testing.mixture import Ask, Mixture, Participant, Visit
 from polymux.core.vocabulary import NamedModel
 from polymux.modalities.asr.work import WINDOW, WindowText
+from polymux.modalities.diffusion.work import PICTURE, Painted
 from polymux.modalities.llm.work import VECTORS, Vectors
 
 pytestmark = pytest.mark.slow
@@ -54,6 +58,38 @@ def say(words: str) -> tuple[str, msgspec.Struct]:
     return "chat", Chat(messages=[system, {"role": "user", "content": words}], sampling=greedy, max_tokens=24)
 
 
+def draw_square() -> str:
+    """A data URI of a red square on a white ground."""
+    picture = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(picture).rectangle((20, 20, 44, 44), fill=(230, 30, 30))
+    file = BytesIO()
+    picture.save(file, "png")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def show(url: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(words: str) -> tuple[str, msgspec.Struct]:
+    content = [show(draw_square()), {"type": "text", "text": words}]
+    asked = Chat(messages=[{"role": "user", "content": content}], sampling=Sampling(temperature=0.0), max_tokens=12)
+    return "chat", asked
+
+
+def read_tokens(driver: Driver, job: str) -> list[np.ndarray]:
+    return [np.array(driver.tokens(job))]
+
+
+def read_vectors(driver: Driver, job: str) -> list[np.ndarray]:
+    parts = driver.outputs(job, VECTORS, Vectors)
+    return [np.frombuffer(vector.data, "<f4") for part in parts for vector in part.split()]
+
+
+def read_pixels(driver: Driver, job: str) -> list[np.ndarray]:
+    return [painted.pixels.astype(float) for painted in driver.outputs(job, PICTURE, Painted)]
+
+
 def read_speech(driver: Driver, job: str) -> list[np.ndarray]:
     return [spoken.samples for spoken in driver.outputs(job, SPOKEN, Spoken)]
 
@@ -73,16 +109,13 @@ def mixture() -> Mixture:
         plugins,
         polymux_starter.CHAT,
         [say("What is the capital of France?"), say("Count to five."), say("What is the capital of Italy?")],
-        lambda driver, job: [np.array(driver.tokens(job))],
+        read_tokens,
     )
     embed = join(
         plugins,
         polymux_starter.EMBED,
         [("embed", Embed(inputs=[SENTENCE])), ("embed", Embed(inputs=[SENTENCE * count for count in range(1, 9)]))],
-        lambda driver, job: [
-            np.frombuffer(vector.data, "<f4")
-            for vector in [vector for part in driver.outputs(job, VECTORS, Vectors) for vector in part.split()]
-        ],
+        read_vectors,
         tolerance=1e-5,
     )
     transcribe = join(
@@ -91,7 +124,38 @@ def mixture() -> Mixture:
         [("transcribe", Transcribe(audio=write_wav(spoken, 24_000)))],
         lambda driver, job: [np.array(window.tokens) for window in driver.outputs(job, WINDOW, WindowText)],
     )
-    return Mixture([chat, embed, transcribe, speak])
+    trained = {named.name: named for named in polymux_starter.find_trained()}
+    see = join(
+        plugins,
+        trained["starter/see"],
+        [question("What colour is the square?"), question("Describe the picture.")],
+        read_tokens,
+    )
+    look = join(
+        plugins,
+        trained["starter/look"],
+        [("embed", Embed(inputs=["a red square", show(draw_square())]))],
+        read_vectors,
+        tolerance=1e-5,
+    )
+    paint = join(
+        plugins,
+        trained["starter/paint"],
+        [
+            ("image", Paint(prompt="a small red ring at the left", seed=1, steps=6, n=2)),
+            ("image", Paint(prompt="five blue stars", seed=3, steps=9)),
+        ],
+        read_pixels,
+        tolerance=1.0,
+    )
+    film = join(
+        plugins,
+        trained["starter/film"],
+        [("video", Film(prompt="a red circle moving right", seed=1, steps=4))],
+        read_pixels,
+        tolerance=1.0,
+    )
+    return Mixture([chat, embed, transcribe, speak, see, look, paint, film])
 
 
 @pytest.mark.parametrize("device", [Device, LaggedCpu])

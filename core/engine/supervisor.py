@@ -34,6 +34,8 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # Bars of an engine's loading would run over the gateway's own lines.
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    # What transformers thinks of a configuration that it read without fault is no news to an operator.
+    "TRANSFORMERS_VERBOSITY": "error",
 }
 """What an engine's environment holds unless the user has set it."""
 
