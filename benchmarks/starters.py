@@ -1,6 +1,6 @@
 """What the starters that are trained here know, asked through polymux, into the ledger.
 
-python benchmarks/starters.py see look           those in the repository; also paint, film and presets
+python benchmarks/starters.py see look           those in the repository; also paint, film, loop and presets
 python benchmarks/starters.py see --folder DIR   another folder, whose figures are told and not recorded
 """
 
@@ -66,6 +66,17 @@ def judge_film(folder: Path) -> list[tuple[str, float, str]]:
     ]
 
 
+def judge_loop(folder: Path) -> list[tuple[str, float, str]]:
+    """`folder` holds the folders of both."""
+    import judge_loop
+
+    found = asyncio.run(judge_loop.judge_at(str(folder / "paint"), str(folder / "see")))
+    return [
+        ("see and paint: questions about painted pictures answered as the prompt has it", found["all"], "share"),
+        ("see and paint: the same, of pictures drawn right", found["drawn right"], "share"),
+    ]
+
+
 def judge_presets(folder: Path) -> list[tuple[str, float, str]]:
     """`folder` holds the folders of both; prints the table too."""
     import presets
@@ -84,7 +95,14 @@ def judge_presets(folder: Path) -> list[tuple[str, float, str]]:
     return figures
 
 
-JUDGES = {"see": judge_see, "look": judge_look, "paint": judge_paint, "film": judge_film, "presets": judge_presets}
+JUDGES = {
+    "see": judge_see,
+    "look": judge_look,
+    "paint": judge_paint,
+    "film": judge_film,
+    "loop": judge_loop,
+    "presets": judge_presets,
+}
 
 
 def main() -> None:
@@ -93,7 +111,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     told = parser.parse_args()
     for name in told.starters:
-        for metric, value, unit in JUDGES[name](told.folder or (MODELS if name == "presets" else MODELS / name)):
+        folder = told.folder or (MODELS if name in ("loop", "presets") else MODELS / name)
+        for metric, value, unit in JUDGES[name](folder):
             print(json.dumps({"metric": metric, "value": round(value, 4), "unit": unit}), flush=True)
             if told.folder is None:
                 record("starters", metric, value, unit)
