@@ -1,7 +1,8 @@
 """The online loads of gpu/online.py on a simulated card: what the plan's rule gives, without a card.
 
-The lane and its learned costs are the real ones; a launch's time is that of a model fitted to what was measured on an
-H200 with Qwen3-8B's shape. One run has the very arrivals of online.py, the other an hour's worth of the same kind.
+The lane and its learned costs are the real ones; a launch takes as long as a model fitted to what was measured on an
+H200 with Qwen3-8B's shape. One run has the very arrivals of online.py, whose loads of the same length begin with the
+same prompts (they are cached by then, for the peer too); the other has many arrivals of the same kind, all new.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/scheduling.py
 """
@@ -17,15 +18,22 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 from online import ANSWER, LOADS
 
+from polymux.core.batch.tokens import TILE
 from polymux.core.engine.defaults import ON_CUDA
 from polymux.core.testing.simulated import QWEN3_8B_H200, Request, Served, percentile, simulate
+
+BLOCK = 16
+
+WARM = 64
+"""Requests of the first prompts that online.py sends before it measures."""
 
 HTTP = 3.0
 """Milliseconds that HTTP adds to a first token."""
 
 
-def draw_arrivals(rate: float, prompt: int, count: int, *, ids: bool) -> list[Request]:
-    """As online.py draws them. `ids`: it draws token ids as well, from the same numbers."""
+def draw_arrivals(rate: float, prompt: int, count: int, *, ids: bool, known: int = 0) -> list[Request]:
+    """As online.py draws them. `ids`: it draws token ids as well, from the same numbers. The first `known` prompts
+    came before: all but what lies behind their last full block is cached."""
     draw = random.Random(0)
     requests, at = [], 0.0
     for _ in range(count):
@@ -33,7 +41,8 @@ def draw_arrivals(rate: float, prompt: int, count: int, *, ids: bool) -> list[Re
         if ids:
             for _ in range(length):
                 draw.randint(300, 20000)
-        requests.append(Request(at, length, draw.randint(ANSWER // 2, ANSWER * 3 // 2)))
+        cached = (length - 1) // BLOCK * BLOCK if len(requests) < known else 0
+        requests.append(Request(at, length, draw.randint(ANSWER // 2, ANSWER * 3 // 2), cached))
         at += 1e3 * draw.expovariate(rate)
     return requests
 
@@ -50,22 +59,26 @@ def main() -> None:
     parser.add_argument("--slice", type=float, default=ON_CUDA["slice_ms"])
     parser.add_argument("--seconds", type=float, default=120.0, help="of arrivals in the long run")
     args = parser.parse_args()
+    known = {512: WARM}
     print("load         first p50 / p99 (allowed)    between p50 / p99 (peer)   | the same, many arrivals")
     for (rate, prompt), (peer_first, peer_between) in LOADS.items():
         line = f"{rate:2}/s x {prompt:4}"
         for count, ids in ((int(rate * 8), True), (int(rate * args.seconds), False)):
+            cached = known.get(prompt, 0) if ids else 0
             served = simulate(
-                draw_arrivals(rate, prompt, count, ids=ids),
+                draw_arrivals(rate, prompt, count, ids=ids, known=cached),
                 QWEN3_8B_H200.milliseconds,
                 slice_ms=args.slice,
                 max_rows=int(ON_CUDA["max_rows"]),
                 max_units=int(ON_CUDA["max_units"]),
+                grain=TILE,
             )
             first, first_99, between, between_99 = describe(served)
             line += (
                 f"   {first:5.0f} / {first_99:4.0f} ({1.2 * peer_first:.0f})"
                 f"   {between:4.1f} / {between_99:4.1f} ({peer_between:.0f})   |"
             )
+        known[prompt] = max(known.get(prompt, 0), int(rate * 8))
         print(line, flush=True)
 
 

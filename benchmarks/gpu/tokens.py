@@ -1,11 +1,13 @@
 """The token runtime on a CUDA card: the workloads that peers are measured with, on random weights of real shapes.
 
-A   256 requests at once, prompts and answers of 100 to 1024 tokens, temperature 0.6: output tokens per second
+A   256 requests at once, prompts and answers of 100 to 1024 tokens, temperature 0.6: output tokens per second.
+    Then once more with the prompts in the prefix cache, which is another figure
 B   one request, 128 in and 512 out: decode tokens per second
 C   64 requests that share 2,048 tokens and bring 64 of their own, 128 out: seconds
 
-Of each also: first token and gaps between tokens (ms, p50 and p99), and how much of the time the card could not have
-done without (roofline.py). Prints one table of all shapes at the end.
+No run finds the prompts of an earlier one in the prefix cache, unless it says so. Of each also: first token and gaps
+between tokens (ms, p50 and p99), and how much of the time the card could not have done without (roofline.py). Prints
+one table of all shapes at the end.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/tokens.py --models qwen3-0.6b qwen3-8b --out results.jsonl
 With --tiny: small models of the same structure on the CPU, to see that it runs.
@@ -161,11 +163,19 @@ def run_load(loop: Loop, load: Load) -> Run:
     return run
 
 
-def measure(loop: Loop, name: str, load: Load, runs: int) -> tuple[float, list[Run]]:
-    """The workload's figure, the median of `runs` after one to warm up, and the runs."""
-    found = [run_load(loop, load) for _ in range(runs + 1)][1:]
+def renew(load: Load, number: int, vocabulary: int) -> Load:
+    """The same lengths and the same tokens in common, of other ids."""
+    top = min(10_001, vocabulary)
+    prompts = [[(id + number) % top for id in prompt] for prompt in load.prompts]
+    return Load(prompts, load.outs, load.shared)
+
+
+def measure(loop: Loop, name: str, loads: list[Load]) -> tuple[float, list[Run]]:
+    """The workload's figure, the median of its runs after one to warm up, and the runs."""
+    found = [run_load(loop, load) for load in loads][1:]
+    outs = sum(loads[0].outs)
     values = {
-        "A": lambda run: sum(load.outs) / run.seconds,
+        "A": lambda run: outs / run.seconds,
         "B": lambda run: len(run.gaps) / sum(run.gaps),
         "C": lambda run: run.seconds,
     }
@@ -189,7 +199,11 @@ def bench(model: str, args: argparse.Namespace) -> list[str]:
     lines = []
     for name in args.workloads:
         load = draw_load(name, built.config.vocab_size, 16 if args.tiny else 1)
-        value, runs = measure(loop, name, load, args.runs)
+        loads = [renew(load, number, built.config.vocab_size) for number in range(args.runs + 1)]
+        hits = loop.stats()["prefix_cache_hits_total"]
+        value, runs = measure(loop, name, loads)
+        if loop.stats()["prefix_cache_hits_total"] - hits > (args.runs + 1) * load.shared * len(load.prompts):
+            raise RuntimeError("prompts of one run were cached from another")
         metric, unit = NAMES[name]
         floor = floor_seconds(sizes, load.work)
         share = 100 * floor / statistics.median(run.seconds for run in runs)
@@ -203,11 +217,17 @@ def bench(model: str, args: argparse.Namespace) -> list[str]:
             f"| {model} | {metric} | {value:,.2f} {unit} | {peer or ''} | {share:.0f}% | {first} | {gap} | {peak:.1f} |"
         )
         print(lines[-1], flush=True)
+        if args.table:
+            with args.table.open("a") as file:
+                file.write(lines[-1] + "\n")
         if args.out:
             tiny = " (tiny)" if args.tiny else ""
             figures = [(metric, value, unit), (f"{name} of the roofline", share, "%"), ("peak", peak, "GiB")]
             figures += [(f"{name} first token p99", percentile(firsts, 0.99), "ms")]
             figures += [(f"{name} between tokens p99", percentile(gaps, 0.99), "ms")]
+            if name == "A":
+                again = sum(load.outs) / run_load(loop, loads[-1]).seconds
+                figures.append(("A output, prompts cached", again, "tokens/s"))
             for what, figure, its in figures:
                 mine = what == metric and peer is not None and not args.tiny
                 record(
@@ -243,7 +263,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, help="where to write the table as well")
+    parser.add_argument("--table", type=Path, help="where to add the table's lines as well")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--cache", type=int, default=60, help="GiB")
     parser.add_argument("--chunk", type=int, default=4096, help="tokens of a launch")
@@ -258,6 +278,8 @@ def main() -> None:
         "| shape | workload | ours | peer | of the roofline | first token p50 / p99 ms | between p50 / p99 ms | GiB |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
+    if args.table and not args.table.exists():
+        args.table.write_text("\n".join(lines) + "\n")
     for model in args.models:
         lines += bench(model, args)
         gc.collect()
@@ -265,8 +287,6 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     print("\n".join(lines), flush=True)
-    if args.table:
-        args.table.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

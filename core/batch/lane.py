@@ -118,6 +118,11 @@ class Lane:
         """Milliseconds that a launch may keep streams waiting while `long` units of long work wait for it."""
         return min(max(SHORTEST * slice_ms, self.cost.milliseconds(int(SHARE * long))), LONGEST * slice_ms)
 
+    def _even(self, room: int, short: int) -> int:
+        """`room` for long work beside `short` units, less what would begin one grain more."""
+        even = room - (room + short) % self.stage.grain
+        return even if even >= self.stage.least_units else room
+
     def _run(self, slice_ms: float, crowded: bool, grants: list[Grant]) -> tuple[bool, int]:
         """Grants for running rows: whether a row was left out because it cannot share the launch, and the units that
         are left for new rows."""
@@ -132,6 +137,7 @@ class Lane:
         elif len(short) >= len(long) + len(self.waiting):
             waiting = sum(long) + sum(self.stage.want(row) for row in self.waiting)
             room = min(room, self._budget(self._patience(slice_ms, waiting)))
+        room = self._even(room, sum(short))
         skipped = False
         for row, wanted in wants:
             units = self.stage.cut(row, wanted, budget if wanted < least else room)

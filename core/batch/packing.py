@@ -83,26 +83,29 @@ class Packer:
         if self._shifts is not None:
             self._shifts[row.slot] = row.request.shift
 
-    def extend_tables(self, plan: Plan) -> None:
+    def extend_tables(self, rows: list[TokenRow]) -> None:
         """Tell the device of the blocks that rows have got since their last launch."""
-        changes: list[int] = []
-        for grant in plan.grants:
-            row = token_row(grant.row)
-            if self._slab_table is not None and not row.tabled:
-                changes += (row.slot, self._tables.shape[1] - 1, row.reads[0].blocks[0])
-            for column in range(row.tabled, len(row.blocks)):
-                changes += (row.slot, column, row.blocks[column])
-            row.tabled = len(row.blocks)
-        if changes:
-            rows, columns, blocks = self._device.upload({"changes": changes})["changes"].view(-1, 3).unbind(dim=1)
-            self._tables[rows, columns] = blocks
+        slots, columns, blocks = [], [], []
+        for row in rows:
+            known, count = row.tabled, len(row.blocks)
+            if known == count:
+                continue
+            if self._slab_table is not None and not known:
+                slots.append(row.slot)
+                columns.append(self._tables.shape[1] - 1)
+                blocks.append(row.reads[0].blocks[0])
+            slots += [row.slot] * (count - known)
+            columns += range(known, count)
+            blocks += row.blocks[known:]
+            row.tabled = count
+        if slots:
+            sent = self._device.upload({"slots": slots, "columns": columns, "blocks": blocks})
+            self._tables[sent["slots"], sent["columns"]] = sent["blocks"]
 
     def pack(self, plan: Plan) -> TokenBatch:
         """The launch's input, worked out on the host and sent in one piece. Single tokens come first."""
         plan.grants.sort(key=lambda grant: (grant.count > 1, adapter_of(grant)))
         ids: list[int] = []
-        positions: list[int] = []
-        token_slots: list[int] = []
         starts, lengths, slots, finals = [0], [], [], []
         inlaid: list[np.ndarray] = []
         further: list[int] = []
@@ -113,23 +116,22 @@ class Packer:
                 ids += grant.guesses
             elif end > len(row.tokens):
                 ids.append(ON_DEVICE)
-            positions += range(grant.start, end)
             if grant.start < row.prompt_length:
                 inlaid += self._inlay(row, starts[-1], grant.start, end)
             if self.depths is not None:
                 further += self.depths.place(row, starts[-1], grant.start, end)
-            token_slots += [row.slot] * grant.count
             slots.append(row.slot)
             starts.append(len(ids))
             lengths.append(end)
             if grant.final:
                 finals.append(place)
+        counts = np.diff(starts)
         sent = self._device.upload(
             {
                 "ids": ids,
-                "positions": positions,
+                "positions": np.arange(len(ids)) + np.repeat(np.subtract(lengths, starts[1:]), counts),
                 "turns": self._turn(plan),
-                "token_slots": token_slots,
+                "token_slots": np.repeat(slots, counts),
                 "slots": slots,
                 "starts": starts,
                 "lengths": lengths,
@@ -292,7 +294,6 @@ def adapter_of(grant: Grant) -> int:
     return -1 if adapter is None else adapter.blocks[0]
 
 
-def continues(grant: Grant) -> bool:
-    """One more token after one that this residency has sampled: the device has all it needs."""
-    row = token_row(grant.row)
+def continues(grant: Grant, row: TokenRow) -> bool:
+    """One more token of the grant's row after one that this residency has sampled: the device has all it needs."""
     return grant.count == 1 and grant.start >= row.resumed and row.foresight is None and row.adapter is None

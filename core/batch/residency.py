@@ -13,7 +13,7 @@ from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 from polymux.core.cache.blocks import BlockPool
 from polymux.core.cache.holding import Holding
-from polymux.core.cache.prefix import PrefixIndex
+from polymux.core.cache.prefix import LatestChain, PrefixIndex
 from polymux.core.errors import InternalError
 
 WORTH_WAITING = 128
@@ -32,6 +32,7 @@ class Residency:
     def __init__(self, stage: Stage, arena: Arena) -> None:
         self.stage = stage
         self.index = PrefixIndex()
+        self._latest = LatestChain()
         self.queried = 0
         """Prompt units looked up in the prefix index."""
         self.hits = 0
@@ -59,7 +60,7 @@ class Residency:
             return False
         if self.pool is not None:
             prefix = self._match(row)
-            idle = sum(map(self.pool.is_idle, prefix))
+            idle = self.pool.count_idle(prefix)
             if row.keeps:
                 spare = int(self.pool.capacity * KEPT_MARGIN) if self.pool.held else 0
             else:
@@ -91,8 +92,9 @@ class Residency:
         if not self._promised or not isinstance(row, TokenRow) or self.pool is None:
             return False
         size = self.pool.spec.units
-        start = block = len(self._match(row))
-        while (block + 1) * size < len(row.tokens) and row.digest(block, size) in self._promised:
+        chain = self._chain(row)
+        start = block = len(self._find(chain))
+        while block < len(chain) and chain[block] in self._promised:
             block += 1
         promised, missing = (block - start) * size, len(row.tokens) - start * size
         return promised >= WORTH_WAITING and 2 * promised >= missing
@@ -101,7 +103,7 @@ class Residency:
         """Blocks for the row's first `units` units; False when there is no room."""
         if self.pool is None:
             return True
-        missing = self._blocks_for(units) - len(row.blocks)
+        missing = -(-units // self.pool.spec.units) - len(row.blocks)
         if missing <= 0:
             return True
         fresh = self.pool.allocate(missing)
@@ -148,12 +150,15 @@ class Residency:
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return
         size = self.pool.spec.units
-        while (row.published + 1) * size <= min(row.done, len(row.tokens)):
-            block = row.blocks[row.published]
-            if not self.pool.is_tainted(block):  # a launch that was still out may complete a failed row's block
-                self.index.publish(row.digest(row.published, size), block)
-            self._promised.pop(row.digest(row.published, size), None)
-            row.published += 1
+        full = min(row.done, len(row.tokens)) // size
+        if full <= row.published:
+            return
+        chain = row.chain(size, self._latest)
+        for place in range(row.published, full):
+            if not self.pool.is_tainted(row.blocks[place]):  # a launch still out may complete a failed row's block
+                self.index.publish(chain[place], row.blocks[place])
+            self._promised.pop(chain[place], None)
+        row.published = full
 
     def check(self) -> None:
         """Raise `InternalError` if blocks leak, or are held while no row runs."""
@@ -173,9 +178,18 @@ class Residency:
             return [block for block in blocks if block is not None]
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return found
-        size = self.pool.spec.units
-        while (len(found) + 1) * size < len(row.tokens):
-            block = self.index.find(row.digest(len(found), size))
+        return self._find(self._chain(row))
+
+    def _chain(self, row: TokenRow) -> list[bytes]:
+        """Digests of the blocks that a row may find computed: the last token is left, a sample needs a forward pass."""
+        size = self.pool.spec.units if self.pool is not None else 1
+        return row.chain(size, self._latest)[: (len(row.tokens) - 1) // size]
+
+    def _find(self, chain: list[bytes]) -> list[int]:
+        """Indexed blocks of a prefix."""
+        found: list[int] = []
+        for digest in chain:
+            block = self.index.find(digest)
             if block is None:
                 break
             found.append(block)
@@ -187,8 +201,8 @@ class Residency:
                 self._promised[digest] = row
         elif self.pool is not None and self.stage.shares_prefixes:
             size = self.pool.spec.units
-            for block in range(row.published, len(row.tokens) // size):
-                self._promised.setdefault(row.digest(block, size), row)
+            for digest in row.chain(size, self._latest)[row.published : len(row.tokens) // size]:
+                self._promised.setdefault(digest, row)
 
     def _withdraw(self, row: TokenRow | EncodeRow) -> None:
         for digest in row.digests[row.published :]:

@@ -30,12 +30,15 @@ def collect_tokens(ticket: Ticket, depth: DepthModel | None) -> Outcomes:
     for place, grant in enumerate(finals):
         row = token_row(grant.row)
         row.pending -= 1
-        places = [*range(guessed, guessed + len(grant.guesses)), place]
-        guessed += len(grant.guesses)
         if row.reason is None and not row.ended.done and not row.job.over:
-            _take_guessed(row, grant, places, results, outcomes, depth)
+            if grant.guesses:
+                places = [*range(guessed, guessed + len(grant.guesses)), place]
+                _take_guessed(row, grant, places, results, outcomes, depth)
+            else:
+                _take(row, place, results, outcomes, depth)
         elif not results["finite"][place]:  # nobody waits for the row, but its blocks must not be reused
             outcomes.failed.append((row, InternalError(NOT_FINITE)))
+        guessed += len(grant.guesses)
     return outcomes
 
 
@@ -54,7 +57,7 @@ def _take_guessed(
         if row.reason is not None or row.tokens[-1] != guess:
             break
         taken += 1
-    if row.foresight is not None and grant.guesses:
+    if row.foresight is not None:
         row.foresight.learn(len(grant.guesses), taken)
         row.scheduled -= len(grant.guesses) - taken
         row.done += taken
@@ -82,7 +85,8 @@ def _take(row: TokenRow, place: int, results: dict[str, list], outcomes: Outcome
     if depth is not None:
         row.further.append(results["further"][place])
         ended = depth.ends(token, row.further[-1])
-    row.started.set()
+    if not row.started.done:
+        row.started.set()
     if request.logprobs is not None:
         row.logprobs.append(results["logprobs"][place])
         if request.logprobs and not request.publish:

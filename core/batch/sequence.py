@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polymux.core.batch.row import Row, Signal
-from polymux.core.cache.prefix import chain_digests
+from polymux.core.cache.prefix import LatestChain, chain_digests
 from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 
@@ -160,6 +160,8 @@ class TokenRow(Row):
 
     def note_progress(self) -> None:
         """The row has a new token, or will get no more."""
+        if self._reached.done:
+            return
         if self.ended.error is not None:
             self._reached.fail(self.ended.error)
         elif self.ended.done or len(self.tokens) - self.prompt_length >= self._awaited:
@@ -179,14 +181,19 @@ class TokenRow(Row):
         """Every token that may be sampled is sampled, or on its way."""
         return self.length - self.prompt_length >= self.request.max_tokens
 
-    def digest(self, block: int, size: int) -> bytes:
-        """Content digest of full block number `block`; computed once, also across preemptions."""
+    def chain(self, size: int, latest: LatestChain) -> list[bytes]:
+        """Content digests of the full blocks of the tokens that the host knows; computed once, also across
+        preemptions. Not to be changed. `latest`: of the stage."""
         known = len(self.digests)
-        if known <= block:
+        if (known + 1) * size > len(self.tokens):
+            return self.digests
+        if not known and not self.request.inlays:
+            self.digests = latest.make(self.request.salt, self.tokens, size)
+        else:
             parent = self.digests[-1] if known else self.request.salt
             extra = (lambda number: self._content((known + number) * size, size)) if self.request.inlays else None
             self.digests += chain_digests(parent, self.tokens[known * size :], size, extra)
-        return self.digests[block]
+        return self.digests
 
     def _content(self, start: int, size: int) -> bytes:
         """What the digest of a block must name beside its tokens: which picture's vectors lie where in it, at which

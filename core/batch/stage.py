@@ -66,6 +66,8 @@ class Stage(ABC):
     """Units one launch may run."""
     least_units = 1
     """Units a launch runs even when it is cut to a slice of time."""
+    grain = 1
+    """Units that cost no more than one of them: a launch is cut to a multiple of so many."""
     indivisible = False
     """What a row wants runs whole: one above the budget runs with what is left of it."""
 

@@ -16,7 +16,7 @@ from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.results import collect_tokens
 from polymux.core.batch.row import Row
 from polymux.core.batch.scoring import sample_scored, score
-from polymux.core.batch.sequence import token_row
+from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.batch.speculation import Drafter, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.batch.warming import list_mixed, list_sharing
@@ -31,6 +31,9 @@ __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
 
 UNKNOWN = 0
 """In place of a guess that is not made yet."""
+
+TILE = 128
+"""Rows of a tile of the libraries' matrix products on a card: a launch of one token more pays for a tile more."""
 
 PROMPT_CHUNK = 64
 """Tokens of a prompt that are computed together at least, so that slices of time do not shred it."""
@@ -51,6 +54,7 @@ class TokenStage(Stage):
         self.max_rows = settings.max_rows
         self.max_units = settings.max_units
         self.indivisible = settings.deterministic
+        self.grain = TILE if site.device.torch.type == "cuda" else 1
         cache = paged_kv(
             f"{name}.kv",
             layers=shape.layers,
@@ -109,9 +113,12 @@ class TokenStage(Stage):
 
     def want(self, row: Row) -> int:
         row = token_row(row)
-        missing = row.length - row.scheduled
-        if missing <= 0 or (row.exhausted and row.scheduled >= len(row.tokens)):
+        known = len(row.tokens)
+        missing = known + row.pending - row.scheduled
+        if missing <= 0 or (row.exhausted and row.scheduled >= known):
             return 0
+        if missing == 1 and row.foresight is None:
+            return 1
         if self.indivisible and missing > 1:  # the same chunks of a prompt, whatever else runs
             return min(missing, self.max_units - row.scheduled % self.max_units)
         if row.foresight is not None and row.generated:
@@ -137,23 +144,25 @@ class TokenStage(Stage):
 
     def grant(self, row: Row, units: int) -> Grant:
         row = token_row(row)
-        grant = super().grant(row, units)
+        start = row.scheduled
+        row.scheduled = start + units
         guessed = row.scheduled - row.length
-        if guessed > 0:
-            grant.guesses = [UNKNOWN] * guessed
-        grant.final = guessed >= 0
-        if grant.final:
-            row.pending += 1
-        return grant
+        if guessed < 0:
+            return Grant(row, start, units, final=False)
+        row.pending += 1
+        return Grant(row, start, units, True, [UNKNOWN] * guessed)
 
     # ---- launch ----
 
     def launch(self, plan: Plan) -> Ticket:
         with torch.inference_mode():
-            self._packer.extend_tables(plan)
+            if self._graphs is not None:  # programs start in this order: what takes longest must not start last
+                plan.grants.sort(key=_seen, reverse=True)
+            rows = [token_row(grant.row) for grant in plan.grants]
+            self._packer.extend_tables(rows)
             self._guess(plan)
-            if self._graphs is not None and all(map(continues, plan.grants)):
-                return self._replay(plan, self._graphs)
+            if self._graphs is not None and all(map(continues, plan.grants, rows)):
+                return self._replay(plan, rows, self._graphs)
             batch = self._packer.pack(plan)
             finals = [grant for grant in plan.grants if grant.final]
             draws = [*finals, *list_guessed(finals)]
@@ -191,9 +200,8 @@ class TokenStage(Stage):
             return Ticket(plan, drawing, joins=True)
         return Ticket(plan, self._drawer.draw(drawing, self._packer.last))
 
-    def _replay(self, plan: Plan, graphs: DecodeGraphs) -> Ticket:
+    def _replay(self, plan: Plan, rows: list[TokenRow], graphs: DecodeGraphs) -> Ticket:
         """A recorded step has drawn already; its tokens count where nothing but a token is wanted."""
-        rows = [token_row(grant.row) for grant in plan.grants]
         slots, positions = [row.slot for row in rows], [grant.start for grant in plan.grants]
         shared = self._packer.shared_prefix(rows)
         rules = rows[0].request.rules
@@ -227,3 +235,8 @@ class TokenStage(Stage):
 
     def collect(self, ticket: Ticket) -> Outcomes:
         return collect_tokens(ticket, self.model.depth)
+
+
+def _seen(grant: Grant) -> int:
+    """Tokens that a grant's attention reads, before its own."""
+    return grant.start

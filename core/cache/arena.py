@@ -45,7 +45,8 @@ class Arena:
         if self.total < 1:
             raise InternalError(f"a cache of {capacity} bytes is less than one superpage of {superpage} bytes")
         self.buffer = torch.empty(self.total * superpage, dtype=torch.uint8, device=device)
-        self._free = [True] * self.total
+        self._free = bytearray(b"\1" * self.total)
+        """One byte a superpage: searched and counted at the speed of memory, since rows grow at every step."""
         self._tenants: list[Tenant] = []
 
     def enroll(self, tenant: Tenant) -> None:
@@ -53,11 +54,14 @@ class Arena:
 
     @property
     def free(self) -> int:
-        return sum(self._free)
+        return self._free.count(1)
 
     def room(self, tenant: Tenant) -> int:
         """Leases the tenant could get now, from what is free or what no row of another tenant needs."""
-        needed = self._needed([other for other in self._tenants if other is not tenant])
+        others = [other for other in self._tenants if other is not tenant]
+        if tenant.run == 1:  # any will do
+            return self.free + sum(other.run * len(other.spare()) for other in others)
+        needed = self._needed(others)
         return sum(not any(needed[first : first + tenant.run]) for first in self._places(tenant.run))
 
     def lease(self, run: int = 1) -> int | None:
@@ -65,21 +69,28 @@ class Arena:
 
         When none are free, the tenants give up what lies where the content was idle for longest.
         """
-        found = next((first for first in self._places(run) if all(self._free[first : first + run])), None)
+        found = self._find(run)
         if found is None:
             found = self._vacate(run)
         if found is not None:
-            for index in range(found, found + run):
-                self._free[index] = False
+            self._free[found : found + run] = bytes(run)
             # another class's bytes may read as NaN, and a masked place still takes part as zero times its value
             self.buffer[found * self.superpage : (found + run) * self.superpage].zero_()
         return found
 
     def release(self, first: int, run: int = 1) -> None:
-        for index in range(first, first + run):
-            if self._free[index]:
-                raise InternalError(f"superpage {index} was released twice")
-            self._free[index] = True
+        again = self._free.find(1, first, first + run)
+        if again >= 0:
+            raise InternalError(f"superpage {again} was released twice")
+        self._free[first : first + run] = b"\1" * run
+
+    def _find(self, run: int) -> int | None:
+        """The first of `run` adjacent free superpages, aligned to `run`."""
+        wanted = b"\1" * run
+        found = self._free.find(wanted)
+        while found >= 0 and found % run:
+            found = self._free.find(wanted, found + run - found % run)
+        return found if found >= 0 else None
 
     def _places(self, run: int) -> range:
         return range(0, self.total - run + 1, run)

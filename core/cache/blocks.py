@@ -104,6 +104,10 @@ class BlockPool:
         missing = count - len(self._free) - len(self._idle)
         return missing <= 0 or missing <= self._arena.room(self) * self.per_lease
 
+    def count_idle(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks no row refers to."""
+        return sum(map(self._idle.__contains__, blocks))
+
     @property
     def held(self) -> int:
         return len(self._refs)
@@ -111,9 +115,6 @@ class BlockPool:
     @property
     def idle(self) -> int:
         return len(self._idle)
-
-    def is_idle(self, block: int) -> bool:
-        return block in self._idle
 
     # ---- allocate / hold / release ----
 

@@ -37,6 +37,37 @@ def chain_digests(
     return digests
 
 
+class LatestChain:
+    """The chain that was made last: prompts that come together often begin alike, and what they have in common is
+    looked at once."""
+
+    def __init__(self) -> None:
+        self._parent = b""
+        self._tokens: list[int] = []
+        self._digests: list[bytes] = []
+
+    def make(self, parent: bytes, tokens: list[int], size: int) -> list[bytes]:
+        """As `chain_digests`; `size` is the same in every call."""
+        common = self._count_common(tokens, size) if parent == self._parent else 0
+        digests = self._digests[:common]
+        digests += chain_digests(digests[-1] if digests else parent, tokens[common * size :], size)
+        self._parent, self._tokens, self._digests = parent, tokens[: len(digests) * size], digests[:]
+        return digests
+
+    def _count_common(self, tokens: list[int], size: int) -> int:
+        """Leading blocks that are the same."""
+        low, high = 0, min(len(self._tokens), len(tokens)) // size
+        if tokens[:size] != self._tokens[:size]:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tokens[low * size : middle * size] == self._tokens[low * size : middle * size]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
 class PrefixIndex:
     """digest <-> block. The first block computed for a digest keeps it; later equals stay private to their rows."""
 

@@ -220,7 +220,9 @@ class Loop:
         for report in outcomes.reports:
             if isinstance(report, Tokens):
                 self.tokens += len(report.ids)
-                self.jobs[report.job].mark_first()
+                job = self.jobs[report.job]
+                if not job.receipt.first_ms:
+                    job.mark_first()
         self.host.reports += outcomes.reports
         for row in outcomes.ended:
             lane.withdraw(row)

@@ -58,16 +58,23 @@ class FastBackbone:
         context: AttentionContext,
         places: Tensor | None = None,
         later: tuple[Tensor, ...] = (),
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Embeddings (T, d) to normalised hidden states (T, d). `later`: what is added at `places` behind each of the
-        first layers."""
+        first layers. `wanted`, (S,): only these tokens' states are asked for, (S, d); of the others the last layer
+        leaves no more than keys and values."""
         operations = self.operations
         heads, kv_heads, dim = self.heads, self.shape.kv_heads, self.shape.head_dim
         residual = x.contiguous()
         x = operations.norm(residual, self.layers[0].input_norm)
         for index, layer in enumerate(self.layers):
             merged = layer.qkv(x).view(-1, heads + 2 * kv_heads, dim)
-            x = layer.o(operations.attend(index, layer, merged, heads, kv_heads, positions, context).flatten(1))
+            attended = operations.attend(index, layer, merged, heads, kv_heads, positions, context).flatten(1)
+            if wanted is not None and index == len(self.layers) - 1:
+                if not len(wanted):
+                    return residual[:0]
+                attended, residual = attended[wanted], residual[wanted]
+            x = layer.o(attended)
             if layer.attention_out_norm is not None:
                 x = operations.norm(x, layer.attention_out_norm)
             x, residual = operations.add_norm(x, residual, layer.mlp_norm)
@@ -119,10 +126,13 @@ class FastDecoder(FastBackbone, TokenModel):
             self.adapters.launch.tokens = batch.adapted
         embedded = batch.embed(self.embed)
         later = batch.split_layers(embedded.shape[1])
-        hidden = self.run(embedded, batch.positions, batch.context, batch.places, later)
+        # an adapter's tokens are counted in the whole batch, and so are what an encoder adds behind the last layer
+        whole = batch.wants_hidden or bool(batch.adapted) or len(later) == len(self.layers)
+        wanted = None if whole or len(batch.sampled) >= len(batch.ids) else batch.sampled
+        hidden = self.run(embedded, batch.positions, batch.context, batch.places, later, wanted)
         if batch.wants_hidden:
             batch.hidden = hidden
-        logits = self.head(hidden[batch.sampled])
+        logits = self.head(hidden if wanted is not None else hidden[batch.sampled])
         if self.final_softcap is not None:
             logits = self.final_softcap * torch.tanh(logits / self.final_softcap)
         return logits

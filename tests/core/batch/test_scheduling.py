@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from polymux.core.batch.plan import Plan
+from polymux.core.batch.tokens import TILE
 from polymux.core.testing.simulated import QWEN3_8B_H200, Request, Served, percentile, simulate
 
 SLICE = 30.0
@@ -22,14 +24,14 @@ def arrive(rate: float, prompt: int, seconds: float) -> list[Request]:
 
 
 def serve(requests: list[Request]) -> list[Served]:
-    served = simulate(requests, QWEN3_8B_H200.milliseconds, slice_ms=SLICE)
+    served = simulate(requests, QWEN3_8B_H200.milliseconds, slice_ms=SLICE, grain=TILE)
     assert all(len(each.times) == each.request.answer for each in served)
     return served
 
 
 @pytest.mark.parametrize(
     ("rate", "prompt", "first", "between"),
-    [(8, 512, 49, 15), (32, 512, 100, 20), (8, 2400, 260, 35), (16, 2400, 1e9, 60)],
+    [(8, 512, 49, 15), (32, 512, 100, 20), (8, 2400, 240, 35), (16, 2400, 1e9, 60)],
 )
 def test_streams_hardly_notice_prompts(rate: float, prompt: int, first: float, between: float) -> None:
     """99 of 100 first tokens come within `first`, and 99 of 100 others within `between` of the one before. At the
@@ -53,3 +55,19 @@ def test_a_prompt_alone_is_not_cut() -> None:
     """Nobody waits: it takes as few launches as it fits in."""
     (served,) = serve([Request(0.0, 3000, 1)])
     assert served.first < 1.1 * 3000 * (QWEN3_8B_H200.token + QWEN3_8B_H200.attend * 1.5)
+
+
+def test_what_is_cut_is_cut_to_whole_tiles() -> None:
+    """A launch of a tile and one token costs two tiles: pieces and streams together fill the last one, but for what
+    ends a prompt with none behind it."""
+    sizes: list[int] = []
+
+    def watch(plan: Plan) -> float:
+        if any(grant.count >= 64 and not grant.final for grant in plan.grants):
+            sizes.append(plan.units)
+        return QWEN3_8B_H200.milliseconds(plan)
+
+    streams = [Request(0.0, 64, 200) for _ in range(9)]
+    simulate([*streams, Request(100.0, 9_000, 1), Request(110.0, 777, 1)], watch, slice_ms=SLICE, grain=TILE)
+    assert len(sizes) > 4
+    assert all(size % TILE == 0 for size in sizes)

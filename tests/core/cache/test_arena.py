@@ -124,3 +124,31 @@ def test_a_large_block_does_not_evict_in_vain() -> None:
     assert not large.has_room(1)
     assert large.allocate(1) is None
     assert small.idle == 2
+
+
+@given(
+    frees=st.lists(st.booleans(), min_size=1, max_size=40),
+    run=st.integers(1, 5),
+)
+def test_a_lease_is_the_first_aligned_run_of_free_superpages(frees: list[bool], run: int) -> None:
+    """Found by searching bytes; what it must be is said plainly here."""
+    arena = Arena(len(frees), CPU, 1)
+    for page, free in enumerate(frees):
+        if not free:
+            arena._free[page] = 0
+    wanted = [first for first in range(0, len(frees) - run + 1, run) if all(frees[first : first + run])]
+    assert arena.lease(run) == (wanted[0] if wanted else None)
+    assert arena.free == sum(frees) - (run if wanted else 0)
+
+
+def test_room_counts_what_others_could_give_up() -> None:
+    """Free superpages and those of another class that no row refers to, whatever the sizes of the leases."""
+    arena = Arena(12 * PAGE, CPU, PAGE)
+    small, large = pool_of(arena, nbytes=PAGE // 2, name="small"), pool_of(arena, nbytes=2 * PAGE, name="large")
+    held = large.allocate(2)
+    assert held is not None
+    assert arena.room(small) == 8
+    large.release(held[0], keep=True)
+    assert arena.room(small) == 10
+    large.release(held[1], keep=False)
+    assert arena.room(small) == 12

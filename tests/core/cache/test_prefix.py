@@ -7,7 +7,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymux.core.cache.prefix import DIGEST_BYTES, PrefixIndex, chain_digests, root_digest
+from polymux.core.cache.prefix import DIGEST_BYTES, LatestChain, PrefixIndex, chain_digests, root_digest
 
 SIZE = 4
 blocks = st.lists(st.integers(0, 2**31 - 1), min_size=SIZE, max_size=SIZE)
@@ -39,6 +39,15 @@ def test_digests_may_be_made_in_pieces(head: list[list[int]], tail: list[list[in
     second = chain_digests(first[-1] if first else root, tail_tokens, SIZE)
     assert first + second == chain_digests(root, head_tokens + tail_tokens, SIZE)
     assert len(first + second) == len(head) + len(tail)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"a"]), st.lists(st.integers(0, 1), max_size=5 * SIZE)), max_size=5))
+def test_what_prompts_have_in_common_is_looked_at_once(
+    prompts: list[tuple[bytes, list[int]]],
+) -> None:
+    latest = LatestChain()
+    for root, tokens in prompts:
+        assert latest.make(root, tokens, SIZE) == chain_digests(root, tokens, SIZE)
 
 
 def test_parts_of_the_root_do_not_run_together() -> None:

@@ -1,0 +1,135 @@
+"""What a launch with pieces of prompts costs, by its size: where the time of a prompt's token goes.
+
+For each number of tokens, alone and beside streams that bring one token each: milliseconds on the card, those that the
+host takes to launch it, and microseconds a token. Then, for some sizes, the share of each kind of kernel. Products are
+made in tiles: sizes just above a multiple of a tile, or whose last tiles leave most of the card idle, cost as much as
+the next that fills it.
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/mixed.py --model qwen3-8b --out mixed.jsonl
+With --tiny: a small model of the same structure on the CPU, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from shapes import build_model, shrink
+from tokens import list_backends
+
+from polymux.core.batch.decoder import TokenModel
+from polymux.core.batch.packing import Packer
+from polymux.core.cache.blocks import paged_kv
+from polymux.core.compute.decoder import TransformersDecoder
+from polymux.core.compute.device import open_device
+from polymux.core.compute.fast import accelerate
+from polymux.core.engine.site import Site, SiteSettings
+
+STREAMS = 32
+PROFILED = (512, 1024, 2048, 4096)
+REPEATS = 4
+
+KINDS = {
+    "attention": ("_attend", "_read", "_join"),
+    "rotary and writing": ("_rotate",),
+    "norms": ("_add_norm", "norm"),
+    "gates": ("_gate", "silu", "gelu"),
+    "products": ("gemm", "nvjet", "cutlass", "_multiply", "addmm", "::mm", "linear"),
+    "draws": ("_draw", "softmax", "sort"),
+}
+
+
+def build(shape: dict[str, Any], tiny: bool) -> tuple[TokenModel, Packer]:
+    device = "cpu" if tiny else "cuda"
+    model = build_model(shrink(shape), "cpu", torch.float32) if tiny else build_model(shape)
+    decoder = accelerate(TransformersDecoder(model), positions=None if tiny else 8192)
+    settings = SiteSettings(max_rows=256, max_units=4096, cache_bytes=1 << 26 if tiny else 8 << 30)
+    site = Site(open_device(device), settings, list_backends(device))
+    its = decoder.shape
+    cache = paged_kv("kv", layers=its.layers, heads=its.kv_heads, dim=its.head_dim, dtype=its.dtype, block=16)
+    return decoder, Packer(decoder, cache, site)
+
+
+def finish(tiny: bool) -> None:
+    if not tiny:
+        torch.cuda.synchronize()
+
+
+def clock(launch: Callable[[], Any], tiny: bool) -> tuple[float, float]:
+    """Milliseconds of one launch of several in a row, and of the host until it has launched one."""
+    launch()
+    finish(tiny)
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        launch()
+    launched = time.perf_counter() - began
+    finish(tiny)
+    return 1e3 * (time.perf_counter() - began) / REPEATS, 1e3 * launched / REPEATS
+
+
+def share_out(launch: Callable[[], Any], tiny: bool) -> dict[str, float]:
+    """Milliseconds of one launch by kind of kernel; what is of no known kind is named."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CPU] if tiny else [activity.CPU, activity.CUDA]) as profile:
+        launch()
+        finish(tiny)
+    spent: dict[str, float] = defaultdict(float)
+    for event in profile.key_averages():
+        if not tiny and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue  # the operators that launched them
+        took = event.self_cpu_time_total if tiny else event.self_device_time_total
+        name = event.key
+        if took:
+            kind = next(
+                (kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), name[:60]
+            )
+            spent[kind] += took / 1e3
+    return dict(sorted(spent.items(), key=lambda item: -item[1])[:12])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-8b")
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    model, packer = build(json.loads(args.shapes.read_text())[args.model], args.tiny)
+
+    def tell(found: dict[str, Any]) -> None:
+        line = json.dumps({"model": args.model, **found})
+        print(line, flush=True)
+        if args.out:
+            with args.out.open("a") as file:
+                file.write(line + "\n")
+
+    def prepare(tokens: int, streams: int) -> Callable[[], Any]:
+        batch = packer.pack_idle([1] * streams + [tokens - streams])
+        return lambda: model.forward(batch)
+
+    sizes = [64, 200] if args.tiny else [*range(128, 2049, 128), 2560, 3072, 3584, 4096, 650, 1056, 1100]
+    with torch.inference_mode():
+        for tokens in sizes:
+            for streams in (0, STREAMS):
+                took, host = clock(prepare(tokens, streams), args.tiny)
+                tell(
+                    {
+                        "tokens": tokens,
+                        "streams": streams,
+                        "ms": took,
+                        "host_ms": host,
+                        "us_a_token": 1e3 * took / tokens,
+                    }
+                )
+        for tokens in sizes[:1] if args.tiny else PROFILED:
+            tell({"tokens": tokens, "streams": STREAMS, "ms_by_kind": share_out(prepare(tokens, STREAMS), args.tiny)})
+
+
+if __name__ == "__main__":
+    main()
