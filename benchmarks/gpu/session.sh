@@ -59,7 +59,8 @@ install() {
     fi
 }
 [ -z "${WHEELS:-}" ] || install || exit 1
-export PYTHONPATH=benchmarks:benchmarks/gpu${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# the folder polymux here is only a part of the package: it must not hide what is installed
+export PYTHONPATH=benchmarks/gpu:benchmarks${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 
 failed=0
 summary=""
