@@ -100,8 +100,8 @@ speech)
 served)
     step online 330 "$PYTHON" benchmarks/gpu/online.py --model qwen3-8b --starts 2 --out "$results" $tiny
     for model in minilm-l6 qwen3-embedding-0.6b; do
-        step "$model" 60 "$PYTHON" benchmarks/gpu/embeddings.py --model $model --out "$results" $tiny
-        step "$model-http" 70 "$PYTHON" benchmarks/gpu/embeddings_http.py --model $model --out "$results" $tiny
+        step "$model" 90 "$PYTHON" benchmarks/gpu/embeddings.py --model $model --out "$results" $tiny
+        step "$model-http" 90 "$PYTHON" benchmarks/gpu/embeddings_http.py --model $model --out "$results" $tiny
     done
     ;;
 correct)
