@@ -13,7 +13,7 @@ from recording import Recorded, set_rate
 from torch import Generator, Tensor, nn
 from torch.nn.functional import mse_loss
 
-RATE = 1.5e-3
+RATE = 3e-3
 DROPPED = 0.1
 """Of the texts: what classifier-free guidance leans on."""
 MEMORY = 0.999
