@@ -153,6 +153,7 @@ class Packer:
         )
         if self._slabs is not None:
             batch.slabs = [grant.row.reads[0].blocks[0] for grant in plan.grants]
+            batch.slab_units = [grant.row.reads[0].units for grant in plan.grants]
             batch.slab_table = self._slab_table
         known = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
         context = PagedContext(self._attention, self._view, batch, self._slabs)

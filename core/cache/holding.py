@@ -19,6 +19,8 @@ class Holding:
     pool: BlockPool
     index: PrefixIndex
     blocks: list[int] = field(default_factory=list)
+    units: int | None = None
+    """Leading units of a slab that say everything: what follows repeats them. None: all count."""
 
     def hold(self) -> None:
         for block in self.blocks:

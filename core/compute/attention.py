@@ -68,6 +68,8 @@ class PagedBatch:
     """(1,) int64: leading tokens that all rows have in common, block by block; a backend may read them once."""
     slabs: list[int] = field(default_factory=list)
     """R: the slab each row's cross-attention reads; empty for decoders without one, and in recorded steps."""
+    slab_units: list[int | None] = field(default_factory=list)
+    """R: the leading units of each row's slab that say everything (`Holding.units`); a backend may read them alone."""
     slab_table: Tensor | None = None
     """(slots, 1) int64: the same by slot, on the device."""
 

@@ -69,9 +69,10 @@ class SdpaAttention(AttentionBackend):
     def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         out = torch.empty_like(query)
         whole = replace(options, causal=False, window=None)
+        units = batch.slab_units or [None] * len(batch.slabs)
         for row, slab in enumerate(batch.slabs):  # slabs are large: views, never gathered
             start, end = batch.starts[row], batch.starts[row + 1]
-            key, value = slabs[slab].to(query.dtype)
+            key, value = slabs[slab][:, : units[row]].to(query.dtype)
             out[start:end] = self._attend_row(query[start:end], key, value, whole)
         return out
 

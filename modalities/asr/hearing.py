@@ -130,13 +130,14 @@ class Hearing:
         if self.align is None or self.warp is None or not words:
             return []
         forced = self.tokens.forced(job.task, self.tokens.languages.get(code))
-        read = [*forced, self.tokens.no_timestamps, *words, self.tokens.end]
+        # an answer that fills the context leaves no place for the end
+        read = [*forced, self.tokens.no_timestamps, *words, self.tokens.end][: self.decoder.model.shape.context]
         frames = self.decoder.model.slab.units if self.decoder.model.slab is not None else 0
         sounding = min(frames, -(-len(window.samples) // STAMP))
         reading = Reading(read, heard.slab.blocks[0], frames, sounding)
         aligned = await start_alignment(job, self.align, reading, heard.slab)
         # what follows <|notimestamps|> is the first word, and what follows the last word is the end
-        weights = aligned.result[len(forced) : -1].float().numpy()
+        weights = aligned.result[len(forced) :][: len(words) + 1].float().numpy()
         warped = await job.start(self.warp, OneShotRow(job, weights, 1))
         return [int(frame) * STAMP_SECONDS for frame in warped.result]
 
@@ -225,8 +226,10 @@ class Hearing:
         return Attempt(spoken, temperature, confidence, repetition, no_speech)
 
     def _room(self, prompt: list[int]) -> int:
-        """Half the context is for what is said, as in training."""
-        return min(self.decoder.model.shape.context // 2, self.decoder.capacity - len(prompt))
+        """What transformers leaves for an answer: with published models, whatever the prompt leaves of the context."""
+        context = self.decoder.model.shape.context
+        longest = (self.tokens.longest or context) + min(len(prompt), context // 2 - 1)
+        return min(longest, context, self.decoder.capacity) - len(prompt)
 
 
 def _probability(logprob: float) -> float:

@@ -25,6 +25,7 @@ from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignme
 from polymux.modalities.asr.dictation import Dictation
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.hearing import Hearing
+from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import choose_policy
 from polymux.modalities.asr.scribe import Desk
 from polymux.modalities.asr.seek import Source, find_stride
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 AHEAD = 8
 """Windows of one recording that are with the engine at once: long ones leave room for others."""
+
+LOOKS = 1
+"""Looks at once on a CPU, beside those that are last words."""
 
 ENGLISH = "en"
 
@@ -144,7 +148,8 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     tokenizer = Tokenizer.load(files)
     tokens = SpeechTokens.load(files, tokenizer)
     # on a CPU a window fills every core by itself, and other stages get their turn between two
-    together = 1 if device.type == "cpu" else 16
+    alone = device.type == "cpu"
+    together = 1 if alone else 16
     encode = OneShotStage("encode", encoder, site, max_units=together, max_rows=together)
     decode = TokenStage("decode", decoder, site)
     heads = files.json("generation_config.json").get("alignment_heads")
@@ -161,5 +166,5 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
         ),
         open_activity(SpeechDetector.load(device), site),
         encoder.samples,
-        Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align),
+        Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align, Pens(LOOKS if alone else None)),
     )

@@ -7,8 +7,9 @@ continues what was told. The looks of all sockets are rows of the same stages as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from polymux.core.tasks import Sampling
 from polymux.modalities.asr.alignment import Reading, start_alignment
 from polymux.modalities.asr.features import HOP, RATE
 from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
+from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import Hypothesis, Policy
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterance import Utterance
@@ -39,6 +41,8 @@ PARTS, FINAL_PARTS = 5, 3
 """The window is shortened to no less than such a part of the model's own; where words are last words, less so."""
 TALK = 10
 """Tokens a second that nobody outpaces; more is the model talking to itself."""
+SLACK, FINAL_SLACK = RATE // 2, RATE
+"""Samples that what is not told yet may be longer than it seems."""
 NO_SPEECH, UNSURE = 0.6, -1.0
 
 
@@ -54,6 +58,7 @@ class Desk:
         frames: int,
         open_policy: Callable[[], Policy],
         align: OneShotStage,
+        pens: Pens | None = None,
     ) -> None:
         self.encoder = encoder
         self.decoder = decoder
@@ -62,6 +67,7 @@ class Desk:
         self.frames = frames
         self.open_policy = open_policy
         self.align = align
+        self.pens = pens or Pens()
         vocabulary = decoder.model.shape.vocabulary
         never = (*tokens.suppressed, *range(tokens.no_timestamps, vocabulary))
         self.languages = Only(tuple(tokens.languages.values()))
@@ -106,6 +112,8 @@ class Scribe:
         self._told: list[int] = []
         """Told, of the window that is looked at: the decoder is given it."""
         self._looked = 0
+        self._clear = 0
+        """Samples of the window that was looked at when something was last told."""
         self._last: Look | None = None
         self._row: Row | None = None
         self._stopped = False
@@ -113,15 +121,22 @@ class Scribe:
         self._progress = Signal()
 
     async def write(self) -> None:
+        try:
+            await self._write()
+        finally:
+            self._desk.pens.leave(self.utterance)
+
+    async def _write(self) -> None:
         utterance = self.utterance
         while not utterance.spent:
             start = utterance.cut
             window = utterance.take(self._desk.longest)
             if window is not None:
-                await self._settle(window, start)
+                self._take_pen(urgent=True)
+                await self._write_with_pen(self._settle(window, start))
                 self._progress.set()
-            elif self._due:
-                await self._look()
+            elif self._due and self._take_pen():
+                await self._write_with_pen(self._look())
             else:
                 await utterance.changed()
         self._progress.set()
@@ -155,6 +170,16 @@ class Scribe:
         wanted = max(self._looked + step, utterance.cut + FIRST)
         return utterance.voiced > self._looked and utterance.length >= wanted
 
+    def _take_pen(self, *, urgent: bool = False) -> bool:
+        told = bool(self._told or self._before)
+        return self._desk.pens.take(self.utterance, told=told, urgent=urgent or self.utterance.quiet)
+
+    async def _write_with_pen(self, writing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await writing
+        finally:
+            self._desk.pens.give_back()
+
     async def _look(self) -> None:
         """Tell what is certain, and remember the rest: if nothing more is said, it was right."""
         self._looked = length = self.utterance.length
@@ -163,6 +188,8 @@ class Scribe:
             return
         certain = self._policy.judge(hypothesis)
         self._tell(hypothesis.tokens[:certain])
+        if certain:
+            self._clear = length - self.utterance.cut
         self._last = Look(length, hypothesis.tokens[certain:])
 
     async def _settle(self, window: np.ndarray, start: int) -> None:
@@ -177,7 +204,7 @@ class Scribe:
                 hypothesis = await self._understand(window, final=True)
             self._tell(hypothesis.tokens if hypothesis is not None else ())
         self._before += self._told
-        self._told, self._last = [], None
+        self._told, self._last, self._clear = [], None, 0
         self._policy.reset()
 
     def _tell(self, tokens: Sequence[int]) -> None:
@@ -207,6 +234,7 @@ class Scribe:
             self._stopped = True
             return None
         slab = encoding.holding
+        slab.units = frames
         try:
             salt = salt_window(self._desk.reference, samples, str(frames))
             row = await self._decode(slab, salt, len(samples), final)
@@ -237,7 +265,8 @@ class Scribe:
             self._language = row.generated[0]
         before = self._prompt()
         forced = [*tokens.forced("transcribe", self._language), tokens.no_timestamps, *self._told]
-        room = min(int(TALK * (1 + count / RATE)), self._desk.decoder.capacity - len(before) - len(forced))
+        untold = count + FINAL_SLACK if final else count - self._clear + SLACK
+        room = min(TALK * untold // RATE, self._desk.decoder.capacity - len(before) - len(forced))
         request = TokenRequest(
             prompt=[*before, *forced],
             max_tokens=max(1, room),

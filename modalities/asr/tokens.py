@@ -36,6 +36,8 @@ class SpeechTokens:
     """Never sampled first."""
     latest_start: int | None = None
     """The latest timestamp that may come first, in steps of 20 ms."""
+    longest: int | None = None
+    """The most tokens of an answer. None: what the context has room for."""
 
     @property
     def first_stamp(self) -> int:
@@ -78,6 +80,7 @@ class SpeechTokens:
             suppressed=tuple(published.get("suppress_tokens") or ()),
             suppressed_first=tuple(published.get("begin_suppress_tokens") or ()),
             latest_start=published.get("max_initial_timestamp_index"),
+            longest=published.get("max_length") or None,
         )
 
 

@@ -84,6 +84,10 @@ class Utterance:
         self.cut += count
         return held[:count]
 
+    def wake(self) -> None:
+        """Who waits for a change shall look around, although there is none."""
+        self._changed.set()
+
     async def changed(self) -> None:
         """Wait until something was pushed, or it got quiet or complete."""
         await self._changed

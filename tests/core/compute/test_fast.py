@@ -15,7 +15,7 @@ from polymux.core.compute.attention import PackedContext
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.fast import FastDecoder, accelerate
 from polymux.core.compute.fast import build as build_module
-from polymux.core.compute.fast.operations import Operations
+from polymux.core.compute.fast.operations import Operations, TallLinear
 from polymux.core.compute.int8 import Int8Linear
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.testing.tiny import DECODERS, VOCABULARY, build, tiny_llama
@@ -89,3 +89,16 @@ def test_quantized_layers_come_in_after_the_proof_and_stay_close() -> None:
     divergence = (expected.exp() * (expected - found)).sum(-1)
     assert divergence.mean() < 0.02
     assert not torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 9])
+def test_a_head_multiplies_like_any_layer(rows: int) -> None:
+    """However it is computed: (rows, out), contiguous, with the weight shared and not copied."""
+    weight, x = torch.randn(200, 8), torch.randn(rows, 8)
+    head = Operations().linear(weight, None)
+    assert isinstance(head, TallLinear) and head.weight.data_ptr() == weight.data_ptr()
+    assert head(x).is_contiguous()
+    torch.testing.assert_close(head(x), torch.nn.functional.linear(x, weight))
+    torch.testing.assert_close(head(x[None]), torch.nn.functional.linear(x[None], weight))
+    assert not isinstance(Operations().linear(weight, torch.zeros(200)), TallLinear)
+    assert not isinstance(Operations().linear(weight.half(), None), TallLinear)

@@ -150,6 +150,19 @@ def test_cross_attention_reads_all_of_a_rows_own_slab(
         torch.testing.assert_close(out[start:end], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_of_a_slab_that_repeats_itself_one_copy_is_enough() -> None:
+    """Attention to copies of everything is attention to it, so what is behind the first is not looked at."""
+    slabs = torch.randn(2, 1, 2, 3, 2, DIM).repeat(1, 1, 1, 4, 1, 1)
+    batch = make_batch([[0], [0]], [(0, 1), (0, 5)], 4)
+    batch.slabs = [0, 1]
+    query = torch.randn(6, 2, DIM)
+    options = AttentionOptions(scale=1.0, causal=False)
+    whole = PagedContext(BACKEND, slabs, batch, slabs).attend_slab(0, query, options)
+    batch.slab_units = [3, None]
+    slabs[0, :, :, 3:] = float("nan")
+    torch.testing.assert_close(PagedContext(BACKEND, slabs, batch, slabs).attend_slab(0, query, options), whole)
+
+
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     """A row's NaN never reaches a neighbour through padding or masks."""
     cache = torch.zeros(4, 1, 2, 4, 2, DIM)

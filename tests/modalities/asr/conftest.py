@@ -64,13 +64,13 @@ class Reference:
         config.max_initial_timestamp_index = TOKENS.latest_start
 
     def generate(self, samples: np.ndarray, prompt: list[int]) -> list[int]:
-        """Greedy tokens after the prompt, up to the end or half the context."""
+        """Greedy tokens after the prompt, up to the end or the context's."""
         tokens = GenerationMixin.generate(
             self.model,
             self._features(samples),
             decoder_input_ids=torch.tensor([prompt]),
             logits_processor=self._rules(len(prompt)),
-            max_new_tokens=32,
+            max_length=self.model.config.max_target_positions,
             do_sample=False,
         )
         return [token for token in tokens[0, len(prompt) :].tolist() if token != TOKENS.end]

@@ -22,7 +22,7 @@ def search(reference, samples: np.ndarray, prompt: list[int], beams: int) -> lis
         reference._features(samples),
         decoder_input_ids=torch.tensor([prompt]),
         logits_processor=reference._rules(len(prompt)),
-        max_new_tokens=32,
+        max_length=reference.model.config.max_target_positions,
         do_sample=False,
         num_beams=beams,
         renormalize_logits=True,

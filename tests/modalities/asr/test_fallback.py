@@ -14,6 +14,7 @@ from polymux.modalities.asr.work import WindowText
 
 EAGER = Fallback(lambda tokens: " ".join(map(str, tokens)), temperatures=(0.5, 1.0), draws=3)
 PROMPT = [81, 82, 86]
+CONTEXT = 64
 
 
 def attempt(confidence: float, repetition: float = 1.0, no_speech: float = 0.0, temperature: float = 0.0) -> Attempt:
@@ -72,7 +73,7 @@ def test_in_every_mix_the_same_text_from_one_pass_of_the_encoder(
             assert window.tokens == greedy
         elif window.avg_logprob < -1.0:
             assert window.avg_logprob >= reference.confidence(sound(seed), PROMPT, greedy) - 1e-4
-        ended = [] if len(window.tokens) == 32 else [80]
+        ended = [] if len(window.tokens) == CONTEXT - len(PROMPT) else [80]
         expected = reference.confidence(sound(seed), PROMPT, [*window.tokens, *ended])
         assert window.avg_logprob == pytest.approx(expected, abs=1e-3)
 
