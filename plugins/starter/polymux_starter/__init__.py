@@ -63,7 +63,7 @@ TRAINED = {
 """Their aliases."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "paint": {"steps": 20, "scale": 1.5, "size": "64x64", "max_pixels": 64 * 64},
+    "paint": {"steps": 20, "scale": 2.0, "size": "64x64", "max_pixels": 64 * 64},
     "film": {"steps": 20, "scale": 2.0, "size": "48x48", "frames": 13, "fps": 8, "max_pixels": 48 * 48 * 13},
 }
 """How those that make something were trained to be asked: a folder of diffusers does not say it."""

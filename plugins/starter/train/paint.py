@@ -47,7 +47,7 @@ class Paint(Course):
     vae_share = 0.2
     shift = 1.5
     steps = 20
-    guidance = 1.5
+    guidance = 2.0
 
     def make(self, tokenizer: PreTrainedTokenizerFast) -> FluxPipeline:
         """All parts, with random weights. Both encoders read the same ids."""
