@@ -32,8 +32,6 @@ import websockets
 
 from polymux.core.text.sentences import split_sentences
 
-pytest.importorskip("hibari", reason="pip install hibari-tts")
-
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(900)]
 
 FORMATS = ("wav", "pcm", "mp3", "opus", "aac", "flac")
@@ -336,9 +334,11 @@ async def come_all(server: Server, sound: bytes) -> list[Any]:
 
 
 def measure_own(process: psutil.Process) -> int:
-    """Bytes that the process has written itself, also where they are swapped out. Pages of weights' files come and go
-    as the system likes."""
-    told = dict(re.findall(r"^(RssAnon|VmSwap):\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text(), re.M))
+    """Bytes that the process has written, for itself or for others too, also where they are swapped out. Pages of
+    weights' files come and go as the system likes."""
+    told = dict(
+        re.findall(r"^(RssAnon|RssShmem|VmSwap):\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text(), re.M)
+    )
     return 1024 * sum(map(int, told.values()))
 
 

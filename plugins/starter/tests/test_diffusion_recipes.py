@@ -156,12 +156,25 @@ def test_the_weights_are_whole_and_small(name: str) -> None:
     assert "TRAINING" not in (folder / "README.md").read_text()
 
 
+# Samples of what `benchmarks/starters.py` asks, with room for their chance.
+
+
+@pytest.fixture(scope="module")
+def painted() -> dict[str, Any]:
+    return asyncio.run(judge_paint.judge_at(str(MODELS / "paint"), 40, seed=1))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["paint", "film"])
-def test_what_is_served_is_what_was_asked_for(name: str) -> None:
-    """A sample of what `benchmarks/starters.py` asks, with room for its chance."""
-    if name == "paint":
-        found = asyncio.run(judge_paint.judge_at(str(MODELS / name), 40, seed=1))
-        assert found["one"] >= 0.9 and found["all"] >= 0.45, found  # two things and several are not learned yet
-    else:
-        assert asyncio.run(judge_film.judge_at(str(MODELS / name), 24, seed=1))["motion"] >= 0.8
+def test_a_single_thing_is_painted_as_asked(painted: dict[str, Any]) -> None:
+    assert painted["one"] >= 0.9, painted
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="the weights are undertrained: 65% of 500 prompts, two or more things least")
+def test_what_is_painted_is_what_was_asked_for(painted: dict[str, Any]) -> None:
+    assert painted["all"] >= 0.85, painted
+
+
+@pytest.mark.slow
+def test_what_is_filmed_is_what_was_asked_for() -> None:
+    assert asyncio.run(judge_film.judge_at(str(MODELS / "film"), 24, seed=1))["motion"] >= 0.8
