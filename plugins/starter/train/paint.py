@@ -42,7 +42,7 @@ class Paint(Course):
 
     name = "paint"
     side = 64
-    families: ClassVar[dict[str, float]] = {"one": 0.5, "pair": 2.5, "count": 2.0, "digit": 1.0, "word": 1.0}
+    families: ClassVar[dict[str, float]] = {"one": 0.5, "pair": 4.0, "count": 2.0, "digit": 0.5, "word": 1.0}
 
     vae_share = 0.2
     shift = 1.5
