@@ -243,7 +243,10 @@ class Packer:
         return tokens if tokens >= SHARED_TOKENS else 0
 
     def pack_idle(self, counts: list[int]) -> TokenBatch:
-        """A launch of padding, as rows of so many tokens each: it computes, but writes and means nothing."""
+        """A launch of padding, as rows of so many tokens each, none of more than `capacity`: it computes, but writes and
+        means nothing."""
+        if max(counts) > self.capacity:
+            raise InternalError(f"a row of {max(counts)} tokens has no blocks beyond {self.capacity}")
         starts = [0, *accumulate(counts)]
         upload = self._device.upload({"starts": starts, "lengths": counts})
         ends, padding = upload["starts"][1:] - 1, self._tables.shape[0] - 1

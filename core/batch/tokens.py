@@ -94,7 +94,7 @@ class TokenStage(Stage):
     def rehearse(self) -> None:
         """One launch of every kind, on padding: it computes, but writes and means nothing."""
         with torch.inference_mode():
-            for counts in list_mixed(self.max_units):
+            for counts in list_mixed(self.max_units, self.capacity):
                 batch = self._packer.pack_idle(counts)
                 self._drawer.rehearse(self.model.forward(batch), batch.context.batch.slots[batch.finals])
             for rows in list_sharing(self.max_rows):

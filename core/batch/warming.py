@@ -15,8 +15,9 @@ LARGEST_SHARING = 64
 """Rows from which on a prefix that is read once is read in tiles of the largest size."""
 
 
-def list_mixed(most: int) -> list[list[int]]:
-    """Tokens of the rows in launches of up to `most` tokens: short and long prompts, single tokens, both."""
+def list_mixed(most: int, longest: int) -> list[list[int]]:
+    """Tokens of the rows in launches of up to `most` tokens: short and long prompts, single tokens, both. No row has
+    more than `longest`: beyond it there are no blocks to look up."""
     few = range(1, FEW_ROWS + 1)
     wanted = [
         *([count] for count in few),
@@ -32,7 +33,13 @@ def list_mixed(most: int) -> list[list[int]]:
         wanted.append([size])
         size *= 2
     wanted.append([most])
-    return [counts for counts in wanted if sum(counts) <= most]
+    return [split(counts, longest) for counts in wanted if sum(counts) <= most]
+
+
+def split(counts: list[int], longest: int) -> list[int]:
+    """As many tokens in rows of at most `longest`, single tokens first as in every launch."""
+    parts = [[longest] * (count // longest) + [count % longest] for count in counts]
+    return sorted(part for row in parts for part in row if part)
 
 
 def list_sharing(most: int) -> list[int]:

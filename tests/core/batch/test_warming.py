@@ -21,6 +21,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from polymux.core.batch.packing import SHARED_TOKENS
 from polymux.core.batch.tokens import TokenBatch, TokenStage
+from polymux.core.batch.warming import list_mixed
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.drawer import SlotDrawer
 from polymux.core.compute.fast import FastDecoder, accelerate, build
@@ -143,6 +144,17 @@ def test_every_kernel_that_serving_needs_is_compiled_before(loaded: tuple[TokenS
     late = sorted(f"{name}: {variant}" for name, variant in card.variants - ready)
     assert not late, "\n".join(late)
     assert len(ready) < 60
+
+
+@pytest.mark.parametrize("longest", [1, 17, 448, 2048])
+def test_no_padding_is_longer_than_a_row_can_be(longest: int) -> None:
+    """Whisper decodes 448 tokens and CSM 2048 where launches have 4096: a longer row's blocks would be looked up
+    behind its table, and what stands there is no block."""
+    launches = list_mixed(4096, longest)
+    assert max(map(sum, launches)) == 4096
+    for counts in launches:
+        assert max(counts) <= longest
+        assert counts == sorted(counts)
 
 
 @pytest.mark.slow
