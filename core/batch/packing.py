@@ -243,8 +243,8 @@ class Packer:
         return tokens if tokens >= SHARED_TOKENS else 0
 
     def pack_idle(self, counts: list[int]) -> TokenBatch:
-        """A launch of padding, as rows of so many tokens each, none of more than `capacity`: it computes, but writes and
-        means nothing."""
+        """A launch of padding, as rows of so many tokens each, none of more than `capacity`: it computes, but
+        writes and means nothing."""
         if max(counts) > self.capacity:
             raise InternalError(f"a row of {max(counts)} tokens has no blocks beyond {self.capacity}")
         starts = [0, *accumulate(counts)]
