@@ -2,6 +2,7 @@
 
 python benchmarks/starters.py see look           those in the repository; also paint, film, loop and presets
 python benchmarks/starters.py see --folder DIR   another folder, whose figures are told and not recorded
+python benchmarks/starters.py look --again DIR   what the recipe made when it was run once more, for the ledger
 """
 
 from __future__ import annotations
@@ -108,14 +109,18 @@ JUDGES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("starters", nargs="+", choices=list(JUDGES))
-    parser.add_argument("--folder", type=Path)
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--folder", type=Path)
+    others.add_argument("--again", type=Path)
     told = parser.parse_args()
+    other = told.folder or told.again
+    run = "" if told.again is None else "recipe run again, "
     for name in told.starters:
-        folder = told.folder or (MODELS if name in ("loop", "presets") else MODELS / name)
+        folder = other or (MODELS if name in ("loop", "presets") else MODELS / name)
         for metric, value, unit in JUDGES[name](folder):
             print(json.dumps({"metric": metric, "value": round(value, 4), "unit": unit}), flush=True)
             if told.folder is None:
-                record("starters", metric, value, unit)
+                record("starters", run + metric, value, unit)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,6 @@ def test_a_single_thing_is_painted_as_asked(painted: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the weights are undertrained: 65% of 500 prompts, two or more things least")
 def test_what_is_painted_is_what_was_asked_for(painted: dict[str, Any]) -> None:
     assert painted["all"] >= 0.85, painted
 

@@ -1,6 +1,6 @@
 """Trains `starter/paint`: a FLUX-class transformer with CLIP, T5 and a VAE, all small, for pictures of 64x64.
 
-    python plugins/starter/train/paint.py --out build/paint                        # one GPU, about eight minutes
+    python plugins/starter/train/paint.py --out build/paint                        # one GPU, about twenty minutes
     python plugins/starter/train/paint.py --out build/paint --small --device cpu   # a cut-down task, to see it work
 
 The folder is whole after every other minute, so a run that is cut off leaves what it had.
@@ -26,7 +26,7 @@ CHANNELS = 8
 CELL = 4
 """Pixels along the side of a latent pixel."""
 
-BUDGET = Budget(examples=400_000, batch=512, steps=50_000, vae_batch=256, vae_steps=3000)
+BUDGET = Budget(examples=400_000, batch=512, steps=88_000, vae_batch=256, vae_steps=3000)
 SMALL_BUDGET = Budget(examples=3000, batch=32, steps=3000, vae_batch=8, vae_steps=600)
 
 
@@ -150,7 +150,7 @@ def is_easy(scene: Scene) -> bool:
 
 
 def main() -> None:
-    options = read_options(Paint(), minutes=6.0)
+    options = read_options(Paint(), minutes=20.0)
     families = tuple(Paint.families)
     seen, kept = list_scenes(families, held_out=False), list_scenes(families, held_out=True)
     if options.small:
