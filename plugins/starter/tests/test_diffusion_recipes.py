@@ -134,7 +134,7 @@ def test_a_run_goes_on_from_a_folder(painter: Path, tmp_path: Path) -> None:
     assert (on / name).read_bytes() == (painter / name).read_bytes()
     run = json.loads((on / "training.json").read_text())
     assert run["steps"] == 2 and "vae loss" not in run
-    assert run["before"]["steps"] == FEW.steps and "vae loss" in run["before"]
+    assert run["before"][0]["steps"] == FEW.steps and "vae loss" in run["before"][0]
 
 
 def test_the_real_sizes_fit_their_budgets() -> None:

@@ -28,7 +28,7 @@ SHOWN = 32
 CHUNK = 1000
 """Examples that are drawn and encoded at a time."""
 BEFORE = ("date", "device", "seed", "batch", "steps", "minutes", "loss", "vae steps", "vae loss")
-"""What a run that goes on tells of the one before it."""
+"""What a run that goes on tells of each one before it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
         pipeline = type(pipeline).from_pretrained(options.resume, torch_dtype=torch.float32)
         tokenizer = pipeline.tokenizer
         before = json.loads((options.resume / "training.json").read_text())
-        report["before"] = {name: before[name] for name in ("before", *BEFORE) if name in before}
+        report["before"] = [*before.get("before", []), {name: before[name] for name in BEFORE if name in before}]
     vae = pipeline.vae.to(device)
     easel = Easel(scenes, course.side, device)
 
@@ -152,7 +152,10 @@ def write_report(name: str, report: dict[str, Any], folder: Path) -> None:
     """`training.json`, and the model card with it."""
     write_json(folder / "training.json", report)
     card = (CARDS / f"{name}.md").read_text()
-    rows = "\n".join(f"| {what.replace('_', ' ')} | {value} |" for what, value in report.items())
+    told = dict(report)
+    for number, run in enumerate(told.pop("before", []), 1):
+        told[f"run {number} of those before"] = ", ".join(f"{what} {value}" for what, value in run.items())
+    rows = "\n".join(f"| {what.replace('_', ' ')} | {value} |" for what, value in told.items())
     (folder / "README.md").write_text(card.replace("TRAINING", rows))
 
 
