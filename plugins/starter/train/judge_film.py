@@ -6,12 +6,8 @@ python judge_film.py http://127.0.0.1:8000        starter/film of a running serv
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
-import json
-import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from random import Random
@@ -20,6 +16,7 @@ from typing import Any
 import av
 import numpy as np
 from film import is_easy
+from judging import Asked, make_all, run, sum_up, time_alone
 from polymux_starter import DEFAULTS
 from scenes import Scene, list_scenes
 from served import Reached, is_small, reach
@@ -27,7 +24,6 @@ from tracks import find_film_faults
 from wording import list_wordings
 
 MODEL = "starter/film"
-AT_ONCE = 4
 WAIT = 0.05
 """Seconds between two looks at a job."""
 
@@ -58,18 +54,7 @@ async def film(model: Reached, prompt: str, seed: int, **more: Any) -> np.ndarra
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
-async def film_all(model: Reached, asked: Sequence[tuple[Scene, str]], **more: Any) -> list[np.ndarray]:
-    """One clip of each, some at once; clip k has seed k."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one(seed: int, prompt: str) -> np.ndarray:
-        async with gate:
-            return await film(model, prompt, seed, **more)
-
-    return list(await asyncio.gather(*(one(seed, prompt) for seed, (_, prompt) in enumerate(asked))))
-
-
-def mark(asked: Sequence[tuple[Scene, str]], clips: Sequence[np.ndarray]) -> dict[str, Any]:
+def mark(asked: Asked, clips: Sequence[np.ndarray]) -> dict[str, Any]:
     """The part that moves as asked, "motion" and by motion, the part without any fault, "all", and all faults."""
     right: dict[str, list[bool]] = defaultdict(list)
     faults: Counter[str] = Counter()
@@ -79,26 +64,17 @@ def mark(asked: Sequence[tuple[Scene, str]], clips: Sequence[np.ndarray]) -> dic
         right["all"].append(not found)
         for name in ("motion", scene.how):
             right[name].append("motion" not in found)
-    return {**{name: round(statistics.mean(each), 4) for name, each in right.items()}, "faults": dict(faults)}
+    return sum_up(right, faults)
 
 
 async def judge_at(where: str, count: int = 200, seed: int = 7) -> dict[str, Any]:
     """`mark`, and the seconds of one clip alone, the median of three."""
     asked = choose_films(count, seed, small=is_small(where))
     async with reach(where, MODEL, DEFAULTS["film"]) as model:
-        seconds = []
-        for place, (_, prompt) in enumerate(asked[:3]):
-            begun = time.monotonic()
-            await film(model, prompt, place)
-            seconds.append(time.monotonic() - begun)
-        clips = await film_all(model, asked)
-    return {**mark(asked, clips), "seconds": round(statistics.median(seconds), 2)}
+        seconds = await time_alone(film, model, asked[:3])
+        clips = await make_all(film, model, asked)
+    return {**mark(asked, clips), "seconds": seconds}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=7)
-    told = parser.parse_args()
-    print(json.dumps(asyncio.run(judge_at(told.where, told.count, told.seed))))
+    run(__doc__, judge_at, 200)

@@ -6,13 +6,11 @@ python judge_look.py http://127.0.0.1:8000       starter/look of a running serve
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 from random import Random
 
 import torch
 from eye import SMALL, WHOLE
+from judging import run
 from pictures import Easel
 from scenes import Scene, list_scenes
 from served import Reached, is_small, reach, write_url
@@ -64,9 +62,4 @@ async def judge_at(where: str, count: int = 200, seed: int = 7) -> dict[str, flo
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=7)
-    told = parser.parse_args()
-    print(json.dumps(asyncio.run(judge_at(told.where, told.count, told.seed))))
+    run(__doc__, judge_at, 200)

@@ -12,10 +12,11 @@ import json
 import statistics
 from random import Random
 
+import judge_paint
 import numpy as np
 import torch
-from judge_paint import MODEL, choose_prompts, paint_all
 from judge_see import ask, is_right
+from judging import make_all
 from polymux_starter import DEFAULTS
 from questions import ASKED, Question, list_questions
 from scenes import Scene
@@ -37,11 +38,11 @@ def show(picture: np.ndarray) -> str:
 async def judge_at(paint: str, see: str, count: int = 300, seed: int = 7) -> dict[str, float]:
     """The part of answers that fit the prompt: "all", and "drawn right", where the pixels' judge finds no fault."""
     chance = Random(seed)
-    chosen = choose_prompts(count, seed, small=is_small(paint))
+    chosen = judge_paint.choose_prompts(count, seed, small=is_small(paint))
     asked = [(scene, prompt, choose_question(scene, chance)) for scene, prompt in chosen]
     kept = [(scene, prompt, question) for scene, prompt, question in asked if question is not None]
-    async with reach(paint, MODEL, DEFAULTS["paint"]) as painter:
-        pictures = await paint_all(painter, [(scene, prompt) for scene, prompt, _ in kept])
+    async with reach(paint, judge_paint.MODEL, DEFAULTS["paint"]) as painter:
+        pictures = await make_all(judge_paint.paint, painter, [(scene, prompt) for scene, prompt, _ in kept])
     async with reach(see, "starter/see") as seer:
         said = await asyncio.gather(
             *(ask(seer, show(picture), question.text) for picture, (_, _, question) in zip(pictures, kept, strict=True))

@@ -6,19 +6,15 @@ python judge_paint.py http://127.0.0.1:8000        starter/paint of a running se
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import base64
 import io
-import json
-import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
+from judging import Asked, make_all, run, sum_up, time_alone
 from paint import Paint, is_easy
 from PIL import Image
 from polymux_starter import DEFAULTS
@@ -28,7 +24,6 @@ from verdicts import find_faults
 from wording import list_wordings
 
 MODEL = "starter/paint"
-AT_ONCE = 4
 ASKED = ("one", "pair", "count", "one", "pair", "count", "digit", "word")
 """Families in turn."""
 
@@ -52,18 +47,7 @@ async def paint(model: Reached, prompt: str, seed: int, **more: Any) -> np.ndarr
     return np.array(Image.open(file).convert("RGB"))
 
 
-async def paint_all(model: Reached, asked: Sequence[tuple[Scene, str]], **more: Any) -> list[np.ndarray]:
-    """One picture of each, some at once; picture k has seed k."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one(seed: int, prompt: str) -> np.ndarray:
-        async with gate:
-            return await paint(model, prompt, seed, **more)
-
-    return list(await asyncio.gather(*(one(seed, prompt) for seed, (_, prompt) in enumerate(asked))))
-
-
-def mark(asked: Sequence[tuple[Scene, str]], pictures: Sequence[np.ndarray]) -> dict[str, Any]:
+def mark(asked: Asked, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
     """The part drawn right, "all" and by family, and how often each fault was found."""
     right: dict[str, list[bool]] = defaultdict(list)
     faults: Counter[str] = Counter()
@@ -72,26 +56,17 @@ def mark(asked: Sequence[tuple[Scene, str]], pictures: Sequence[np.ndarray]) -> 
         faults.update(found)
         for name in ("all", scene.family):
             right[name].append(not found)
-    return {**{name: round(statistics.mean(each), 4) for name, each in right.items()}, "faults": dict(faults)}
+    return sum_up(right, faults)
 
 
 async def judge_at(where: str, count: int = 500, seed: int = 7) -> dict[str, Any]:
     """`mark`, and the seconds of one picture alone, the median of five."""
     asked = choose_prompts(count, seed, small=is_small(where))
     async with reach(where, MODEL, DEFAULTS["paint"]) as model:
-        seconds = []
-        for place, (_, prompt) in enumerate(asked[:5]):
-            begun = time.monotonic()
-            await paint(model, prompt, place)
-            seconds.append(time.monotonic() - begun)
-        pictures = await paint_all(model, asked)
-    return {**mark(asked, pictures), "seconds": round(statistics.median(seconds), 2)}
+        seconds = await time_alone(paint, model, asked[:5])
+        pictures = await make_all(paint, model, asked)
+    return {**mark(asked, pictures), "seconds": seconds}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where")
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=7)
-    told = parser.parse_args()
-    print(json.dumps(asyncio.run(judge_at(told.where, told.count, told.seed))))
+    run(__doc__, judge_at, 500)

@@ -6,9 +6,7 @@ python judge_see.py http://127.0.0.1:8000        starter/see of a running server
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -17,6 +15,7 @@ from random import Random
 
 import torch
 from eye import SMALL, WHOLE
+from judging import run
 from pictures import Easel
 from questions import ASKED, Question, list_questions
 from scenes import list_scenes
@@ -93,9 +92,4 @@ async def judge_at(where: str, count: int = 1000, seed: int = 7) -> dict[str, fl
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=7)
-    told = parser.parse_args()
-    print(json.dumps(asyncio.run(judge_at(told.where, told.count, told.seed))))
+    run(__doc__, judge_at, 1000)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import judge_film
 import judge_paint
 import numpy as np
 import torch
+from judging import Asked, Make, make_all
 from polymux_starter import DEFAULTS
 from served import Reached, is_small, reach
 from torch.nn.functional import avg_pool2d
@@ -73,19 +74,19 @@ def measure_ssim(one: np.ndarray, other: np.ndarray) -> float:
 async def compare(
     model: Reached,
     name: str,
-    asked: list[Any],
-    make: Callable[..., Awaitable[list[np.ndarray]]],
+    asked: Asked,
+    make: Make,
     mark: Callable[..., dict[str, Any]],
 ) -> list[Row]:
     """One row for each preset."""
     rows, exact = [], []
     for preset in PRESETS:
-        await make(model, asked[:1], quality=preset)
+        await make_all(make, model, asked[:1], quality=preset)
         begun = time.monotonic()
         for one in asked[:ALONE]:
-            await make(model, [one], quality=preset)
+            await make_all(make, model, [one], quality=preset)
         seconds = (time.monotonic() - begun) / len(asked[:ALONE])
-        made = await make(model, asked, quality=preset)
+        made = await make_all(make, model, asked, quality=preset)
         exact = exact or made
         psnr = [each for each in map(measure_psnr, exact, made) if each is not None]
         ssim = statistics.mean(map(measure_ssim, exact, made))
@@ -109,11 +110,11 @@ async def compare_all(paint: str | None, film: str | None, count: int) -> list[R
     if paint is not None:
         asked = judge_paint.choose_prompts(count, 11, small=is_small(paint))
         async with reach(paint, judge_paint.MODEL, DEFAULTS["paint"]) as model:
-            rows += await compare(model, "paint", asked, judge_paint.paint_all, judge_paint.mark)
+            rows += await compare(model, "paint", asked, judge_paint.paint, judge_paint.mark)
     if film is not None:
         asked = judge_film.choose_films(count, 11, small=is_small(film))
         async with reach(film, judge_film.MODEL, DEFAULTS["film"]) as model:
-            rows += await compare(model, "film", asked, judge_film.film_all, judge_film.mark)
+            rows += await compare(model, "film", asked, judge_film.film, judge_film.mark)
     return rows
 
 
