@@ -1,11 +1,16 @@
-"""Pictures to paint with a tiny FLUX: by diffusers' own pipeline alone, and by our loop with others around."""
+"""Pictures to paint with a tiny FLUX, by diffusers' own pipeline alone and by our loop with others around; and whole
+folders of diffusers behind a gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
@@ -16,8 +21,13 @@ from polymux.core.cache.stepcache import StepRule
 from polymux.core.compute.device import Device
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
+from polymux.core.models.files import ModelFiles
+from polymux.core.pipeline import Pipeline
+from polymux.core.service import Served, Service
 from polymux.core.testing.denoising import CHANNELS, JOINT, POOLED, DenoiseProgram, flow_scheduler, tiny_flux
 from polymux.core.testing.drive import Driver
+from polymux.core.testing.engine import LocalEngine
+from polymux.gateway.testing import open_gateway
 from polymux.modalities.diffusion import flux
 
 
@@ -146,3 +156,46 @@ def drive() -> Callable[..., Driver]:
         return Driver(Loop(site, {"flux": DenoiseProgram(stage, requests)}))
 
     return make
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What answers behind a gateway."""
+
+    http: httpx.AsyncClient
+    engine: LocalEngine
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=self.http)
+
+    def check_integrity(self) -> None:
+        """Of the loop, which must be idle."""
+        assert self.engine.loop is not None
+        self.engine.loop.check_integrity()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def _open(pipeline: Pipeline, folders: Mapping[str, Path], **options: Any) -> AsyncIterator[Behind]:
+    site = Site()
+    files = {name: ModelFiles(name, folder) for name, folder in folders.items()}
+    assert all(map(pipeline.accepts, files.values()))
+    engine = LocalEngine({name: pipeline.load(each, site, options) for name, each in files.items()}, site)
+    halves = [
+        Served(name, tuple(pipeline.tasks), pipeline.front(each, options), engine) for name, each in files.items()
+    ]
+    async with open_gateway(Service(halves)) as http:
+        behind = Behind(http, engine)
+        yield behind
+    behind.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., AbstractAsyncContextManager[Behind]]:
+    """`async with serve(Painting(), {"flux": folder}) as behind:` folders behind a gateway, under these names."""
+    return _open
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"

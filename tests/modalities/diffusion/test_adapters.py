@@ -8,7 +8,6 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,13 +19,10 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.errors import ConfigError, ModelError
 from polymux.core.models.files import ModelFiles
-from polymux.core.service import Served, Service
 from polymux.core.tasks import Film, Paint
 from polymux.core.testing.drive import Driver
-from polymux.core.testing.engine import LocalEngine
 from polymux.core.testing.painting import save_tiny_flux
 from polymux.core.testing.pipelines import save_tiny
-from polymux.gateway.app import create_app
 from polymux.modalities.diffusion.front import PaintFront
 from polymux.modalities.diffusion.plugin import Filming, Painting
 from polymux.modalities.diffusion.work import PICTURE, Painted
@@ -256,17 +252,11 @@ def test_adapters_come_and_go_in_an_arena_that_holds_one(tmp_path: Path) -> None
 
 
 @pytest.mark.anyio
-async def test_an_adapter_is_asked_for_by_the_models_name(tmp_path: Path) -> None:
+async def test_an_adapter_is_asked_for_by_the_models_name(serve: Any, tmp_path: Path) -> None:
     model = Model("sd3", tmp_path)
     model.add("calm", write_diffusers, ("transformer",), 6.0)
-    site, files = Site(), ModelFiles("sd3", model.folder)
-    options = {"adapters": model.adapters}
-    engine = LocalEngine({"sd3": Painting().load(files, site, options)}, site)
-    service = Service([Served("sd3", ("image",), Painting().front(files, options), engine)])
-    await service.start()
-    await service.wait_ready()
-    transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with serve(Painting(), {"sd3": model.folder}, adapters=model.adapters) as behind:
+        http = behind.http
         named = {each["id"] for each in (await http.get("/v1/models")).json()["data"]}
         assert named == {"sd3", "sd3:calm"}
         body = {"prompt": "a fox", "size": "32x16", "steps": 2, "seed": 1}
@@ -276,12 +266,6 @@ async def test_an_adapter_is_asked_for_by_the_models_name(tmp_path: Path) -> Non
         missing = await http.post("/v1/images/generations", json={**body, "model": "sd3:loud"})
         assert missing.status_code == 404
         assert "sd3:calm" in missing.text
-    await service.stop()
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from polymux.core.engine.site import Site
-from polymux.core.models.files import ModelFiles
-from polymux.core.service import Served, Service
-from polymux.core.testing.engine import LocalEngine
 from polymux.core.testing.painting import save_tiny_flux
 from polymux.core.testing.pipelines import save_tiny
-from polymux.gateway.app import create_app
 from polymux.modalities.diffusion.plugin import Painting
 
 pytestmark = pytest.mark.anyio
@@ -32,11 +27,6 @@ PROMPT = "The quick brown fox"
 ONE_LEVEL = 1 / 255 + 1e-3
 KINDS = ("sd3", "sd", "flux", "sdxl", "qwen")
 ALL = (*KINDS, "pixart")
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +39,20 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any
 
 
 @pytest.fixture(scope="module")
-async def http(peers: dict[str, tuple[Path, Any]]) -> AsyncIterator[httpx.AsyncClient]:
-    site = Site()
-    files = {kind: ModelFiles(kind, folder) for kind, (folder, _) in peers.items()}
-    engine = LocalEngine({kind: Painting().load(each, site, {}) for kind, each in files.items()}, site)
-    service = Service([Served(kind, ("image",), Painting().front(each, {}), engine) for kind, each in files.items()])
-    await service.start()
-    await service.wait_ready()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://gateway") as http:
-        yield http
-    await service.stop()
-    assert engine.loop is not None
-    engine.loop.check_integrity()  # type: ignore[attr-defined]
+async def behind(serve: Any, peers: dict[str, tuple[Path, Any]]) -> AsyncIterator[Any]:
+    """A gateway with what answers behind it."""
+    async with serve(Painting(), {kind: folder for kind, (folder, _) in peers.items()}) as behind:
+        yield behind
 
 
 @pytest.fixture(scope="module")
-async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    yield openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http)
+def http(behind: Any) -> httpx.AsyncClient:
+    return behind.http  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def client(behind: Any) -> openai.AsyncOpenAI:
+    return behind.client  # type: ignore[no-any-return]
 
 
 def save(image: Image.Image) -> bytes:

@@ -17,13 +17,8 @@ import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from PIL import Image
 
-from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError
-from polymux.core.models.files import ModelFiles
-from polymux.core.service import Served, Service
-from polymux.core.testing.engine import LocalEngine
 from polymux.core.testing.painting import save_tiny_flux
-from polymux.gateway.app import create_app
 from polymux.modalities.diffusion.pixels import LatentDecoder
 from polymux.modalities.diffusion.plugin import Painting
 from polymux.modalities.diffusion.spelling import build_clip
@@ -32,11 +27,6 @@ pytestmark = pytest.mark.anyio
 
 PROMPT = "The quick brown fox, for 12 dogs!"
 ONE_LEVEL = 1 / 255 + 1e-3
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +40,20 @@ def diffusers(folder: Path) -> FluxPipeline:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, diffusers: FluxPipeline) -> LocalEngine:
-    site = Site()
-    return LocalEngine({"flux": Painting().load(ModelFiles("flux", folder), site, {})}, site)
+async def behind(serve: Any, folder: Path, diffusers: FluxPipeline) -> AsyncIterator[Any]:
+    """A gateway with what answers behind it."""
+    async with serve(Painting(), {"flux": folder}) as behind:
+        yield behind
 
 
 @pytest.fixture(scope="module")
-async def http(engine: LocalEngine, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    files = ModelFiles("flux", folder)
-    pipeline = Painting()
-    assert pipeline.accepts(files)
-    service = Service([Served("flux", pipeline.tasks, pipeline.front(files, {}), engine)])
-    await service.start()
-    await service.wait_ready()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://gateway") as http:
-        yield http
-    await service.stop()
-    assert engine.loop is not None
-    engine.loop.check_integrity()  # type: ignore[attr-defined]
+def http(behind: Any) -> httpx.AsyncClient:
+    return behind.http  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    yield openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http)
+def client(behind: Any) -> openai.AsyncOpenAI:
+    return behind.client  # type: ignore[no-any-return]
 
 
 async def paint(client: openai.AsyncOpenAI, size: str = "32x24", **more: Any) -> list[np.ndarray]:
@@ -201,7 +182,7 @@ async def test_refused_before_anything_is_allocated(
     assert said in error["message"]
 
 
-async def test_who_leaves_frees_the_engine(http: httpx.AsyncClient, engine: LocalEngine) -> None:
+async def test_who_leaves_frees_the_engine(http: httpx.AsyncClient, behind: Any) -> None:
     """docker model-runner 1041: ghost work after a disconnect."""
     body = {"model": "flux", "prompt": "long", "size": "256x256", "steps": 200, "n": 4}
     with pytest.raises(asyncio.TimeoutError):
@@ -210,8 +191,7 @@ async def test_who_leaves_frees_the_engine(http: httpx.AsyncClient, engine: Loca
         http.post("/v1/images/generations", json={**body, "size": "16x16", "steps": 1, "n": 1}), 20
     )
     assert answer.status_code == 200
-    assert engine.loop is not None
-    engine.loop.check_integrity()  # type: ignore[attr-defined]
+    behind.check_integrity()
 
 
 def test_the_old_files_of_clip_spell_the_same(folder: Path, diffusers: FluxPipeline) -> None:
