@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 from ledger import record
+from parrot import PERIOD, Parrot
 from shapes import build_model
-from torch import Tensor
 
 from polymux.core.batch.adapters import AdapterStage, open_adapters
-from polymux.core.batch.decoder import TokenBatch, TokenModel
+from polymux.core.batch.decoder import TokenModel
 from polymux.core.batch.drafting import DraftModel
 from polymux.core.batch.speculation import Drafter, LookupDrafter
 from polymux.core.batch.tokens import TokenStage
@@ -43,24 +43,6 @@ from polymux.core.tasks import Sampling
 from polymux.core.testing.adapting import write_adapter
 from polymux.core.testing.tiny import build, tiny_llama
 from polymux.core.vocabulary import Failed, Submit, Tokens
-
-PERIOD = 8
-
-
-class Parrot(TokenModel):
-    """`inner`, but the token that is likeliest repeats every eight places; where `errs`, it is the one after that."""
-
-    def __init__(self, inner: TokenModel, errs: float = 0.0) -> None:
-        self.inner = inner
-        self.shape = inner.shape
-        self.recordable = inner.recordable
-        self._errs = errs
-
-    def forward(self, batch: TokenBatch) -> Tensor:
-        logits = self.inner.forward(batch)
-        place = batch.positions[batch.sampled] + 1
-        wrong = ((place * 7919) % 100 < 100 * self._errs).long()  # spread over the text, the same in every run
-        return logits.scatter(1, ((place % PERIOD) + 5 + wrong)[:, None], 1e4)
 
 
 def open_loop(model: TokenModel, args: argparse.Namespace, drafter: Callable[[Site], Drafter] | None = None) -> Loop:

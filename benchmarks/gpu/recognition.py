@@ -3,8 +3,13 @@
 Samples go in, text goes out: voice activity, spectrograms, encoder, cross-attention slabs, decoding under Whisper's
 rules and logprobs, all through the runtime. The figure is seconds of audio per second.
 
+With `--speculation` a draft of two decoder layers behind the same encoder (distil-large-v3's shape) guesses five tokens
+ahead. Weights are random, so what both say is laid over their logits: acceptance is forced (always right, or 7 of 10),
+what they compute is not changed. Beside it the same model without guesses.
+
 PYTHONPATH=benchmarks python benchmarks/gpu/recognition.py --out benchmarks/results/RESULTS.jsonl
-PYTHONPATH=benchmarks python benchmarks/gpu/recognition.py --tiny
+PYTHONPATH=benchmarks python benchmarks/gpu/recognition.py --speculation --out benchmarks/results/RESULTS.jsonl
+PYTHONPATH=benchmarks python benchmarks/gpu/recognition.py --tiny --speculation
 """
 
 from __future__ import annotations
@@ -18,16 +23,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from ledger import record
+from parrot import Parrot
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from polymux.core.batch.drafting import DraftModel
 from polymux.core.batch.oneshot import OneShotStage
-from polymux.core.batch.tokens import TokenStage
+from polymux.core.batch.tokens import TokenModel, TokenStage
 from polymux.core.compute.device import Device, open_device
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.wire import pack, unpack
 from polymux.core.vocabulary import Failed, Output, Post, Submit
 from polymux.modalities.asr.activity import SpeechDetector, open_activity
+from polymux.modalities.asr.decoder import WhisperDecoder
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
@@ -36,7 +44,11 @@ from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import WINDOW, AudioChunk, TranscribeWork, WindowText
 
 FORCED = 128
-"""Tokens of every window. The end is never drawn, and half the context is for what is said."""
+"""Tokens of every window: the most that an answer may have. The end is never drawn."""
+
+GUESSES, DRAFT_LAYERS = 5, 2
+SPECULATION: dict[str, float | None] = {"no guesses": None, "always right": 0.0, "right 7 of 10": 0.3}
+"""The share of the draft's guesses that are wrong."""
 
 PEER = "vLLM 0.26.0 offline, the same shape and lengths on the same kind of card, its best of several runs"
 PEER_FIGURES = {1: 81.0, 64: 855.0}
@@ -78,11 +90,12 @@ TOKENS = SpeechTokens(
     suppressed=tuple(range(END, NO_TIMESTAMPS)),
     suppressed_first=(220,),
     latest_start=50,
+    longest=FORCED,
 )
 
 
 def build_model(shape: dict[str, int], device: str, dtype: torch.dtype) -> WhisperForConditionalGeneration:
-    config = WhisperConfig(**shape, max_target_positions=2 * FORCED, pad_token_id=END, bos_token_id=END)
+    config = WhisperConfig(**shape, max_target_positions=448, pad_token_id=END, bos_token_id=END)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
         model = WhisperForConditionalGeneration(config).to(dtype)
@@ -95,14 +108,16 @@ def build_model(shape: dict[str, int], device: str, dtype: torch.dtype) -> Whisp
     return model.eval()
 
 
-def build_loop(args: argparse.Namespace) -> Loop:
+def build_loop(args: argparse.Namespace, *, forced: bool = False, errs: float | None = None) -> Loop:
+    """`forced`: what is said is known beforehand; then a draft may guess it, but for a share of `errs`."""
     if args.tiny:
         device, backends = Device(), ()
     else:
         from polymux.core.compute.triton.attention import TritonAttention
 
         device, backends = open_device("cuda"), (TritonAttention(),)
-    model = build_model(TINY if args.tiny else LARGE, str(device.torch), torch.float32 if args.tiny else torch.bfloat16)
+    shape, dtype = (TINY, torch.float32) if args.tiny else (LARGE, torch.bfloat16)
+    model = build_model(shape, str(device.torch), dtype)
     # beside every window's row there is one that asks how likely silence is
     settings = SiteSettings(
         max_rows=2 * max(args.windows),
@@ -112,9 +127,17 @@ def build_loop(args: argparse.Namespace) -> Loop:
     )
     site = Site(device, settings, backends)
     encoder, decoder = split_whisper(model)
+    drafter, target = None, decoder if not forced else Parrot(decoder)
+    if errs is not None:
+        draft = build_model({**shape, "encoder_layers": 1, "decoder_layers": DRAFT_LAYERS}, str(device.torch), dtype)
+        draft.model.encoder = model.model.encoder
+        above = encoder.attach(draft)
+        target.slab = encoder.slab
+        guessing: TokenModel = Parrot(WhisperDecoder(draft, encoder.slab, above=above), errs)
+        drafter = DraftModel(guessing, site, GUESSES)
     hearing = Hearing(
         OneShotStage("encode", encoder, site, max_units=args.together, max_rows=args.together),
-        TokenStage("decode", decoder, site),
+        TokenStage("decode", target, site, drafter=drafter),
         TOKENS,
         "random",
     )
@@ -145,42 +168,81 @@ def transcribe(loop: Loop, recordings: list[np.ndarray]) -> float:
     return seconds
 
 
+def measure(args: argparse.Namespace, loop: Loop, windows: int) -> float:
+    """Seconds of audio per second: the median of the runs after one that warms up."""
+    rng = np.random.default_rng(0)
+    runs = []
+    for _ in range(args.runs + 1):
+        # every run hears something else: what was computed before is not found again
+        recordings = [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(windows)]
+        runs.append(windows * 30 / transcribe(loop, recordings))
+    return statistics.median(runs[1:])
+
+
+def note(args: argparse.Namespace, what: str, speed: float, peer: str | None, peer_value: float | None) -> None:
+    metric = f"{'tiny' if args.tiny else 'large-v3'} shape, {what}"
+    print(f"{metric}: {speed:.0f} x real time", flush=True)
+    if args.out:
+        hardware = "CPU" if args.tiny else torch.cuda.get_device_name()
+        record(
+            "recognition",
+            metric,
+            speed,
+            "x real time",
+            peer=peer,
+            peer_value=peer_value,
+            hardware=hardware,
+            results=args.out,
+        )
+
+
+def speculate(args: argparse.Namespace) -> None:
+    """Windows of known text with and without a draft model, one after the other in the same process."""
+    plain: dict[int, float] = {}
+    for kind, errs in SPECULATION.items():
+        loop = build_loop(args, forced=True, errs=errs)
+        for windows in args.windows:
+            speed = measure(args, loop, windows)
+            stats = loop.stats()
+            if errs is None:
+                plain[windows] = speed
+                print(f"{windows} windows without guesses: {speed:.0f} x real time", flush=True)
+                continue
+            share = stats["accepted_tokens_total"] / stats["guessed_tokens_total"]
+            print(f"    guesses that were right: {share:.2f}", flush=True)
+            metric = (
+                f"{windows} windows of 30 s, {FORCED} tokens, draft of {DRAFT_LAYERS} layers guesses "
+                f"{GUESSES}, random weights, acceptance forced: {kind}"
+            )
+            note(args, metric, speed, "ours without guesses, the same run", plain[windows])
+        del loop
+        gc.collect()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--together", type=int, default=16, help="windows of one encoder pass")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cache", type=int, default=48, help="GiB")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
+    parser.add_argument("--speculation", action="store_true", help="with and without a draft model, and nothing else")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
     if args.tiny:
         args.windows, args.runs, args.cache = [1, 3], 1, 1
     gc.collect()
+    if args.speculation:
+        speculate(args)
+        return
     gc.freeze()
     loop = build_loop(args)
-    rng = np.random.default_rng(0)
     for windows in args.windows:
-        # every run hears something else: what was computed before is not found again
-        runs = []
-        for _ in range(args.runs + 1):
-            recordings = [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(windows)]
-            runs.append(windows * 30 / transcribe(loop, recordings))
-        speed = statistics.median(runs[1:])  # the first warms up
-        print(f"large-v3 shape, {windows} windows: {speed:.0f} x real time", flush=True)
-        if args.out:
-            record(
-                "recognition",
-                f"large-v3 shape, {windows} windows of 30 s, {FORCED} tokens",
-                speed,
-                "x real time",
-                peer=PEER if windows in PEER_FIGURES else None,
-                peer_value=PEER_FIGURES.get(windows),
-                hardware="CPU" if args.tiny else torch.cuda.get_device_name(),
-                results=args.out,
-            )
+        peer = (PEER, PEER_FIGURES[windows]) if windows in PEER_FIGURES else (None, None)
+        note(args, f"{windows} windows of 30 s, {FORCED} tokens", measure(args, loop, windows), *peer)
     if args.profile:
+        rng = np.random.default_rng(1)
         with torch.profiler.profile() as profile:
             transcribe(loop, [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(max(args.windows))])
         args.profile.write_text(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30))

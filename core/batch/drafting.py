@@ -20,7 +20,7 @@ from polymux.core.batch.drawing import Drawer, Drawing
 from polymux.core.batch.packing import Packer
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.row import Row
-from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.batch.sequence import TokenRow, can_replay, token_row
 from polymux.core.batch.speculation import Drafter, Foresight, LookupDrafter
 from polymux.core.cache.blocks import paged_kv
 from polymux.core.compute.dtype import read_dtype
@@ -66,11 +66,8 @@ class SmallModel(Drafting):
     name = "model"
 
     def open(self, model: TokenModel, tokens: int, options: Mapping[str, Any], site: Site) -> Drafter:
-        folder = options.get("model")
-        if not isinstance(folder, str):
-            raise ConfigError("speculation: a draft model is named by `model`", param="speculation")
         draft = load_decoder(
-            Path(folder),
+            read_folder(options),
             site.device.torch,
             read_dtype(options) if "dtype" in options else model.shape.dtype,
             tier=options.get("tier", "fast"),
@@ -78,6 +75,14 @@ class SmallModel(Drafting):
             quantizers=site.quantizers,
         )
         return DraftModel(draft, site, tokens)
+
+
+def read_folder(options: Mapping[str, Any]) -> Path:
+    """Where the option `speculation` says that its draft model is. Raises `ConfigError`."""
+    folder = options.get("model")
+    if not isinstance(folder, str):
+        raise ConfigError("speculation: a draft model is named by `model`", param="speculation")
+    return Path(folder)
 
 
 BUILT_IN: tuple[Drafting, ...] = (Lookup(), SmallModel())
@@ -147,15 +152,16 @@ class DraftModel(Drafter):
         return Foresight(self._longest)
 
     def draft(self, rows: Sequence[TokenRow], counts: Sequence[int]) -> list[list[int]]:
-        recorded = self._graphs is not None and all(row.request.plain for row in rows)
+        recorded = self._graphs is not None and can_replay(rows)
         steps: list[list[Grant]] = []
         told: list[Tensor] = []
-        # one step more than guesses: it only leaves the last guess's keys and values
-        for step in range(max(counts) + 1):
-            going = [row for row, count in zip(rows, counts, strict=True) if count >= step]
-            grants = [Grant(row, len(row.tokens) - 1 + step, 1) for row in going]
-            told.append(self._replay(grants, first=step == 0) if recorded else self._decode(grants))
-            steps.append(grants)
+        with self._drawer.try_out():
+            # one step more than guesses: it only leaves the last guess's keys and values
+            for step in range(max(counts) + 1):
+                going = [row for row, count in zip(rows, counts, strict=True) if count >= step]
+                grants = [Grant(row, len(row.tokens) - 1 + step, 1) for row in going]
+                told.append(self._replay(grants, first=step == 0) if recorded else self._decode(grants))
+                steps.append(grants)
         self._covered = len(rows)
         guesses: dict[Row, list[int]] = {row: [] for row in rows}
         # waits for the device: the launch that checks the guesses is packed on the host
@@ -187,7 +193,7 @@ class DraftModel(Drafter):
         if first:
             sent = self._site.device.upload({"slots": slots, "newest": [row.tokens[-1] for row in rows]})
             self._packer.last[sent["slots"]] = sent["newest"]
-        return self._graphs.run(slots, [grant.start for grant in grants], 0)[1].clone()
+        return self._graphs.run(slots, [grant.start for grant in grants], 0, rows[0].request.rules)[1].clone()
 
     def _step(
         self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]
@@ -196,6 +202,9 @@ class DraftModel(Drafter):
         if self._drawer.slots is None:
             raise InternalError("only a CUDA device records draft steps")
         logits = self.model.forward(self._packer.pack_step(slots, positions, shared))
-        tokens, finite = self._drawer.slots.draw(logits, slots, positions + 1)
-        self._packer.last[slots] = tokens
-        return logits, tokens, finite
+        if rules:
+            drawn = self._drawer.choose(logits, slots, rules)
+        else:
+            drawn = self._drawer.slots.draw(logits, slots, positions + 1)
+        self._packer.last[slots] = drawn[0]
+        return logits, *drawn

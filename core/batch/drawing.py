@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,8 @@ from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.compute.device import HostCopy
 from polymux.core.compute.drawer import SlotDrawer
 from polymux.core.compute.masks import MaskUse
-from polymux.core.compute.rules import LogitRule, RuleStates, RuleUse
+from polymux.core.compute.rules import LogitRule
+from polymux.core.compute.ruling import RuleStates
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
 from polymux.core.tasks import Sampling
@@ -25,6 +27,7 @@ class Drawing:
     """The second half of a launch: logits that wait for their draw."""
 
     finals: list[Grant]
+    """What each draw comes behind; the guesses of one are those before this draw."""
     logits: Tensor
     """(S, vocabulary)."""
     slots: Tensor
@@ -92,6 +95,10 @@ class Drawer:
             return {"tokens": tokens, "finite": finite}
         return sample(drawing.logits.float(), self._describe(finals)).tensors()
 
+    def try_out(self) -> AbstractContextManager[None]:
+        """Inside, `decide` and `choose` guess: what they draw leaves no trace with the rules."""
+        return self._rules.forget()
+
     def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and
         the tokens' logprobs (R,). Looks at nothing on the host."""
@@ -115,12 +122,18 @@ class Drawer:
             positions=[grant.start + grant.count for grant in finals],
             penalties=[self._penalties.get(row.slot) for row in rows],
             logprobs=max((row.request.logprobs for row in rows if row.request.logprobs is not None), default=None),
-            rules=self._mask(rows)
-            + self._rules.gather([row.request.rules for row in rows], [row.slot for row in rows]),
+            rules=[
+                *self._mask(rows),
+                *self._rules.gather(
+                    [row.request.rules for row in rows],
+                    [row.slot for row in rows],
+                    [grant.guesses for grant in finals],
+                ),
+            ],
             watched=watched,
         )
 
-    def _mask(self, rows: list[TokenRow]) -> list[RuleUse]:
+    def _mask(self, rows: list[TokenRow]) -> list[MaskUse]:
         guides: list[Guide] = []
         places: list[int] = []
         for place, row in enumerate(rows):

@@ -42,6 +42,9 @@ class Lane:
         """Running rows that need no launch: what they want was cached."""
         self.inflight = 0
         self.preemptions = 0
+        self.guessed = 0
+        """Tokens that speculation guessed ahead; so many were right:"""
+        self.accepted = 0
         self.virtual_ms = 0.0
         """Device time this lane has had, for fairness between lanes."""
         self.cost = LaunchCost()

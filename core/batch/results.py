@@ -57,6 +57,10 @@ def _take_guessed(
         if row.reason is not None or row.tokens[-1] != guess:
             break
         taken += 1
+    outcomes.guessed += len(grant.guesses)
+    outcomes.accepted += taken
+    row.job.receipt.guessed_units += len(grant.guesses)
+    row.job.receipt.accepted_units += taken
     if row.foresight is not None:
         row.foresight.learn(len(grant.guesses), taken)
         row.scheduled -= len(grant.guesses) - taken

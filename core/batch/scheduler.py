@@ -74,6 +74,8 @@ class Scheduler:
             "prefix_cache_queries_total": sum(lane.residency.queried for lane in lanes),
             "prefix_cache_hits_total": sum(lane.residency.hits for lane in lanes),
             "preemptions_total": sum(lane.preemptions for lane in lanes),
+            "guessed_tokens_total": sum(lane.guessed for lane in lanes),
+            "accepted_tokens_total": sum(lane.accepted for lane in lanes),
         }
 
     def check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -97,10 +98,10 @@ class TokenRequest:
 
     @cached_property
     def speculative(self) -> bool:
-        """Each draw depends on nothing but the tokens before it: none is counted, ruled or watched on the device."""
+        """Draws can be made behind guesses: no token is counted on the device, or allowed by the host."""
         sampling = self.sampling
         counted = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-        return not (counted or self.rules or self.watched or self.guide is not None)
+        return not (counted or self.guide is not None)
 
 
 class TokenRow(Row):
@@ -218,3 +219,11 @@ def token_row(row: Row) -> TokenRow:
     if not isinstance(row, TokenRow):
         raise InternalError(f"a token stage was given a {type(row).__name__}")
     return row
+
+
+def can_replay(rows: Sequence[TokenRow]) -> bool:
+    """Whether a recorded step draws what the rows want: a token and no more, or the likeliest under common rules."""
+    rules = rows[0].request.rules
+    if rules:
+        return all(row.request.recordable and row.request.rules == rules for row in rows)
+    return all(row.request.plain for row in rows)

@@ -29,9 +29,6 @@ class Foresight:
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self.length = longest
-        self.drafted = 0
-        """Tokens that were guessed; so many were right:"""
-        self.accepted = 0
 
     def reach(self, tokens: list[int]) -> int:
         """How many tokens would be guessed now, after `tokens`."""
@@ -39,8 +36,6 @@ class Foresight:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """So many of a guess's tokens were launched, and so many right."""
-        self.drafted += drafted
-        self.accepted += accepted
         if accepted == drafted:
             self.length = min(2 * self.length, self._longest)
         else:
@@ -128,5 +123,6 @@ class LookupDrafter(Drafter):
 def list_guessed(finals: list[Grant]) -> Iterator[Grant]:
     """The draws before a grant's last that decide whether its guesses are right, as grants that end there."""
     for grant in finals:
-        for count in range(grant.count - len(grant.guesses), grant.count):
-            yield Grant(grant.row, grant.start, count)
+        for right in range(len(grant.guesses)):
+            count = grant.count - len(grant.guesses) + right
+            yield Grant(grant.row, grant.start, count, guesses=grant.guesses[:right])

@@ -41,11 +41,14 @@ class Ticket:
 
 @dataclass(slots=True)
 class Outcomes:
-    """What one launch brought: reports to publish, rows that ended, rows that failed alone."""
+    """What one launch brought: reports to publish, rows that ended, rows that failed alone, what guesses were worth."""
 
     reports: list[Report] = field(default_factory=list)
     ended: list[Row] = field(default_factory=list)
     failed: list[tuple[Row, PolymuxError]] = field(default_factory=list)
+    guessed: int = 0
+    """Tokens that speculation guessed ahead; so many were right:"""
+    accepted: int = 0
 
 
 class Stage(ABC):

@@ -16,7 +16,7 @@ from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.results import collect_tokens
 from polymux.core.batch.row import Row
 from polymux.core.batch.scoring import sample_scored, score
-from polymux.core.batch.sequence import TokenRow, token_row
+from polymux.core.batch.sequence import TokenRow, can_replay, token_row
 from polymux.core.batch.speculation import Drafter, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.batch.warming import list_mixed, list_sharing
@@ -204,15 +204,11 @@ class TokenStage(Stage):
         """A recorded step has drawn already; its tokens count where nothing but a token is wanted."""
         slots, positions = [row.slot for row in rows], [grant.start for grant in plan.grants]
         shared = self._packer.shared_prefix(rows)
-        rules = rows[0].request.rules
-        if rules and all(row.request.recordable and row.request.rules == rules for row in rows):
-            _, tokens, finite, logprobs = graphs.run(slots, positions, shared, rules)
-            results = {"tokens": tokens, "finite": finite, "logprobs": logprobs, **self._drawer.deepen(plan.grants)}
+        if can_replay(rows):
+            _, *drawn = graphs.run(slots, positions, shared, rows[0].request.rules)
+            results = dict(zip(("tokens", "finite", "logprobs"), drawn)) | self._drawer.deepen(plan.grants)
             return Ticket(plan, self._device.copy_to_host(results))
-        logits, tokens, finite = graphs.run(slots, positions, shared)
-        if all(row.request.plain for row in rows):
-            results = {"tokens": tokens, "finite": finite, **self._drawer.deepen(plan.grants)}
-            return Ticket(plan, self._device.copy_to_host(results))
+        logits, *_ = graphs.run(slots, positions, shared)
         return self._draw(plan, Drawing(plan.grants, logits, self._device.upload({"slots": slots})["slots"]))
 
     def _step(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -81,71 +80,3 @@ class Only(Suppress):
     def apply(self, logits: Tensor, states: Tensor) -> Tensor:
         ids = self._on(logits)
         return torch.full_like(logits, float("-inf")).index_copy(1, ids, logits.index_select(1, ids))
-
-
-@dataclass
-class RuleUse:
-    """One rule in one launch: the rows of the sampled batch that carry it, and where their states are."""
-
-    rule: LogitRule
-    rows: Tensor
-    """(n,) int64: places in the sampled batch."""
-    slots: Tensor
-    """(n,) int64: the same rows' slots."""
-    states: Tensor
-    """(slots, width) int64: of all slots, written in place."""
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """The rule's rows of the logits replaced; others untouched."""
-        ruled = self.rule.apply(logits[self.rows], self.states[self.slots])
-        return logits.index_copy(0, self.rows, ruled)
-
-    def advance(self, tokens: Tensor) -> None:
-        if self.rule.width:
-            self.states[self.slots] = self.rule.advance(self.states[self.slots], tokens[self.rows])
-
-
-class RuleStates:
-    """The states of a stage's rows, by rule and slot."""
-
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self._slots = slots
-        self._device = device
-        self._states: dict[LogitRule, Tensor] = {}
-
-    def admit(self, slot: int, rules: Sequence[LogitRule], generated: Sequence[int]) -> None:
-        for rule in rules:
-            states = self._states.get(rule)
-            if states is None:
-                shape = (self._slots, rule.width)
-                states = self._states[rule] = torch.zeros(shape, dtype=torch.int64, device=self._device)
-            states[slot] = rule.replay(generated, self._device)[0]
-
-    def apply(self, logits: Tensor, slots: Tensor, rules: Sequence[LogitRule]) -> Tensor:
-        """Logits of rows that all carry these rules, admitted before; (R,) slots."""
-        for rule in rules:
-            logits = rule.apply(logits, self._states[rule][slots])
-        return logits
-
-    def advance(self, tokens: Tensor, slots: Tensor, rules: Sequence[LogitRule]) -> None:
-        """The tokens (R,) were drawn."""
-        for rule in rules:
-            if rule.width:
-                states = self._states[rule]
-                states[slots] = rule.advance(states[slots], tokens)
-
-    def gather(self, rules: Sequence[Sequence[LogitRule]], slots: Sequence[int]) -> list[RuleUse]:
-        """Every rule that a row of the launch carries; a row's own order holds whatever its neighbours carry."""
-        places: dict[tuple[int, LogitRule], list[int]] = {}
-        for place, carried in enumerate(rules):
-            for turn, rule in enumerate(carried):
-                places.setdefault((turn, rule), []).append(place)
-        return [
-            RuleUse(
-                rule,
-                torch.tensor(rows, device=self._device),
-                torch.tensor([slots[row] for row in rows], device=self._device),
-                self._states[rule],
-            )
-            for (_, rule), rows in sorted(places.items(), key=lambda entry: entry[0][0])
-        ]

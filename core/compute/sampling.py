@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polymux.core.compute.masks import MaskUse
-from polymux.core.compute.rules import RuleUse
+from polymux.core.compute.ruling import ForetoldUse, RuleUse
 from polymux.core.tasks import Sampling
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -67,7 +67,7 @@ class SampleBatch:
     penalties: list[Penalties | None]
     logprobs: int | None
     """The largest number of alternatives any row asks for; None when no row wants logprobs."""
-    rules: Sequence[RuleUse | MaskUse] = ()
+    rules: Sequence[RuleUse | ForetoldUse | MaskUse] = ()
     watched: list[tuple[int, ...]] = field(default_factory=list)
     """Per row, tokens whose logprobs are wanted before any rule; empty when no row watches one."""
 

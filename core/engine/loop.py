@@ -224,6 +224,8 @@ class Loop:
                 if not job.receipt.first_ms:
                     job.mark_first()
         self.host.reports += outcomes.reports
+        lane.guessed += outcomes.guessed
+        lane.accepted += outcomes.accepted
         for row in outcomes.ended:
             lane.withdraw(row)
             row.job.end_row(row)

@@ -70,9 +70,6 @@ class GenerationProgram(Program):
             await row
         job.receipt.input_units = sum(row.prompt_length for row in leaders)
         job.receipt.cached_units = sum(row.cached for row in leaders)
-        guesses = [row.foresight for row in rows if row.foresight is not None]
-        job.receipt.guessed_units = sum(each.drafted for each in guesses)
-        job.receipt.accepted_units = sum(each.accepted for each in guesses)
         job.receipt.output_units = sum(len(row.generated) for row in rows)
         job.receipt.preemptions = sum(row.preempted for row in rows)
 

@@ -41,13 +41,16 @@ class WhisperDecoder(TokenModel):
 
     recordable = True
 
-    def __init__(self, model: WhisperForConditionalGeneration, slab: CacheSpec, make: MakeLinear | None = None) -> None:
-        """`make` builds the linear layers: a quantized kind."""
+    def __init__(
+        self, model: WhisperForConditionalGeneration, slab: CacheSpec, make: MakeLinear | None = None, above: int = 0
+    ) -> None:
+        """`make` builds the linear layers: a quantized kind. The slab's first `above` layers are another decoder's."""
         config = model.config
         decoder = model.model.decoder
         parameter = model.proj_out.weight
         make = make or choose_operations(parameter.device, parameter.dtype).linear
         self.slab = slab
+        self._above = above
         self.heads = config.decoder_attention_heads
         dim = config.d_model // self.heads
         self.shape = TokenShape(
@@ -89,7 +92,7 @@ class WhisperDecoder(TokenModel):
             mixed = layer.mixed(self._attend(index, merged, context).flatten(1))
             hidden, x = self._add_norm(mixed, x, layer.before_cross)
             query = layer.query(hidden).unflatten(-1, (self.heads, -1))
-            crossed = layer.crossed(context.attend_slab(index, query, self._cross_options).flatten(1))
+            crossed = layer.crossed(context.attend_slab(self._above + index, query, self._cross_options).flatten(1))
             hidden, x = self._add_norm(crossed, x, layer.before_wide)
             following = self.layers[index + 1].before if index + 1 < len(self.layers) else self.norm
             hidden, x = self._add_norm(layer.narrow(self.act(layer.wide(hidden))), x, following)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from polymux.core.batch.drafting import open_drafter
 from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.row import Signal
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.dtype import read_dtype
+from polymux.core.compute.quantization import find_quantization
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.engine.wire import unpack
@@ -23,6 +25,7 @@ from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.asr.activity import Listener, SpeechDetector, open_activity
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
 from polymux.modalities.asr.dictation import Dictation
+from polymux.modalities.asr.drafting import SmallWhisper
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.pens import Pens
@@ -33,7 +36,7 @@ from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.warping import open_warping
-from polymux.modalities.asr.whisper import load_whisper
+from polymux.modalities.asr.whisper import load_whisper, split_whisper
 from polymux.modalities.asr.windows import SpeechCutter, Window
 from polymux.modalities.asr.work import (
     HEARD,
@@ -144,14 +147,20 @@ def _tell(job: Job, text: WindowText | None, position: int) -> None:
 
 def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
     device = site.device.torch
-    encoder, decoder = load_whisper(files.folder, device, read_dtype(options), options.get("quantization"))
+    # "int8": weights in 8 bits, on a CPU
+    quantization = options.get("quantization")
+    make = find_quantization(quantization, device)
+    encoder, decoder = split_whisper(load_whisper(files.folder, device, read_dtype(options)), make)
+    draftings = (*site.draftings, SmallWhisper(encoder, make))
+    drafter = open_drafter(options.get("speculation"), decoder, site, draftings)
+    encoder.quantize(quantization)
     tokenizer = Tokenizer.load(files)
     tokens = SpeechTokens.load(files, tokenizer)
     # on a CPU a window fills every core by itself, and other stages get their turn between two
     alone = device.type == "cpu"
     together = 1 if alone else 16
     encode = OneShotStage("encode", encoder, site, max_units=together, max_rows=together)
-    decode = TokenStage("decode", decoder, site)
+    decode = TokenStage("decode", decoder, site, drafter=drafter)
     heads = files.json("generation_config.json").get("alignment_heads")
     config = files.config()
     aligner = Aligner(decoder, choose_heads(heads, config["decoder_layers"], config["decoder_attention_heads"]), site)

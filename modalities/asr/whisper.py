@@ -7,20 +7,22 @@ slab, where the decoder's rows read them.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import WhisperForConditionalGeneration
+from torch import Tensor, nn
+from transformers import AutoConfig, WhisperForConditionalGeneration
 
 from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.fast.layers import MakeLinear, merge
 from polymux.core.compute.fast.operations import choose_operations
-from polymux.core.compute.quantization import find_quantization, quantize_model
+from polymux.core.compute.quantization import quantize_model
 from polymux.core.errors import ModelError
 from polymux.modalities.asr.decoder import WhisperDecoder
 from polymux.modalities.asr.features import HOP, LogMel
@@ -41,28 +43,63 @@ class Excerpt:
     frames: int
 
 
+class Ear:
+    """One encoder, and the projections of all decoder layers that hear through it."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.projections: list[nn.Module] = []
+        """Each makes one layer's cross-attention keys and values, side by side."""
+        self._shortened = {encoder.config.max_source_positions: self.encoder}
+
+    def listen(self, features: Tensor, frames: int) -> Iterator[Tensor]:
+        """Layer by layer the keys and values, (B, frames, 2 * width), of spectrograms of `frames` positions."""
+        if frames not in self._shortened:
+            self._shortened[frames] = shorten_encoder(self.encoder, frames)
+        hidden = self._shortened[frames](features).last_hidden_state
+        for project in self.projections:
+            yield project(hidden)
+
+
 class WhisperEncoder(OneShotModel):
     """Windows of samples in; each one's cross-attention keys and values out, into its slab."""
 
     slab: CacheSpec
 
     def __init__(self, model: WhisperForConditionalGeneration, make: MakeLinear | None = None) -> None:
-        config = model.config
-        self.encoder = model.model.encoder.eval().requires_grad_(False)
-        parameter = next(self.encoder.parameters())
+        self.config = config = model.config
+        parameter = next(model.model.encoder.parameters())
         self.samples = config.max_source_positions * STRIDE * HOP
         """Of one window; shorter ones are filled up with silence, as in training."""
         self.frames: int = config.max_source_positions
-        self._shortened = {self.frames: self.encoder}
         self.features = LogMel(config.num_mel_bins).to(parameter.device)
-        make = make or choose_operations(parameter.device, parameter.dtype).linear
-        crosses = [layer.encoder_attn for layer in model.model.decoder.layers]
-        self._projections = [merge(make, cross.k_proj, cross.v_proj) for cross in crosses]
+        self._ears: list[Ear] = []
         self._heads = config.decoder_attention_heads
         self._device, self._dtype = parameter.device, parameter.dtype
-        dim = config.d_model // self._heads
-        shape = (len(crosses), 2, config.max_source_positions, self._heads, dim)
-        self.slab = CacheSpec("cross", shape, self._dtype, config.max_source_positions)
+        self._make = make or choose_operations(parameter.device, parameter.dtype).linear
+        self.attach(model)
+
+    def attach(self, model: WhisperForConditionalGeneration) -> int:
+        """From now on slabs also hold what the decoder of `model` reads; from which of their layers on.
+
+        It hears the same windows, in as many mel bins, and has the same heads. Where its encoder is the one that is
+        here, that runs once for both. To be called before stages are opened, and before `quantize`.
+        """
+        above = sum(len(ear.projections) for ear in self._ears)
+        ear = next((ear for ear in self._ears if same_weights(ear.encoder, model.model.encoder)), None)
+        if ear is None:
+            ear = Ear(model.model.encoder)
+            self._ears.append(ear)
+        crosses = [layer.encoder_attn for layer in model.model.decoder.layers]
+        ear.projections += [merge(self._make, cross.k_proj, cross.v_proj) for cross in crosses]
+        shape = (above + len(crosses), 2, self.frames, self._heads, self.config.d_model // self._heads)
+        self.slab = CacheSpec("cross", shape, self._dtype, self.frames)
+        return above
+
+    def quantize(self, quantization: str | None) -> None:
+        """The encoder's own linear layers in another number format, as `core.compute.quantization` knows it."""
+        for ear in self._ears:
+            quantize_model(ear.encoder, quantization, self._device)
 
     def compatible(self, first: np.ndarray | Excerpt, item: np.ndarray | Excerpt) -> bool:
         return self._measure(first) == self._measure(item)
@@ -75,10 +112,10 @@ class WhisperEncoder(OneShotModel):
             samples = item.samples if isinstance(item, Excerpt) else item
             row[: len(samples)] = torch.from_numpy(samples)
         features = self.features(batch.to(self._device, non_blocking=True)).to(self._dtype)
-        hidden = self._choose(frames)(features).last_hidden_state
-        for layer, project in enumerate(self._projections):
+        heard = chain.from_iterable(ear.listen(features, frames) for ear in self._ears)
+        for layer, projected in enumerate(heard):
             # (B, frames, 2, heads, dim), as the slabs have it: (2, frames, heads, dim)
-            both = project(hidden).unflatten(-1, (2, self._heads, -1)).transpose(1, 2)
+            both = projected.unflatten(-1, (2, self._heads, -1)).transpose(1, 2)
             if frames < self.frames:
                 both = both.repeat(1, 1, self.frames // frames, 1, 1)
             torch._foreach_copy_([slab[layer] for slab in slabs], list(both.unbind(0)))
@@ -87,11 +124,11 @@ class WhisperEncoder(OneShotModel):
     def _measure(self, item: np.ndarray | Excerpt) -> int:
         return item.frames if isinstance(item, Excerpt) else self.frames
 
-    def _choose(self, frames: int) -> torch.nn.Module:
-        """The encoder for windows of so many positions: the same weights, the first of its positions."""
-        if frames not in self._shortened:
-            self._shortened[frames] = shorten_encoder(self.encoder, frames)
-        return self._shortened[frames]
+
+def same_weights(encoder: nn.Module, other: nn.Module) -> bool:
+    """Whether both compute the same: models are distilled with the encoder of their teacher."""
+    ours, theirs = encoder.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def shorten_encoder(encoder: Any, frames: int) -> Any:
@@ -105,21 +142,16 @@ def shorten_encoder(encoder: Any, frames: int) -> Any:
     return short
 
 
-def load_whisper(
-    folder: Path, device: torch.device, dtype: torch.dtype, quantization: str | None = None
-) -> tuple[WhisperEncoder, WhisperDecoder]:
-    """Both halves of the model in `folder`. `quantization` "int8": weights in 8 bits, on a CPU.
-
-    Raises `ModelError`, and `ConfigError` for a quantization that is unknown or does not run here.
-    """
-    make = find_quantization(quantization, device)
+def load_whisper(folder: Path, device: torch.device, dtype: torch.dtype) -> WhisperForConditionalGeneration:
+    """The model in `folder`. Raises `ModelError` for one that is no Whisper, or cannot be loaded."""
     try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "whisper":
+            raise ModelError(f"the model in {folder} is no Whisper, but of type {config.model_type!r}")
         model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a Whisper model from {folder}: {error}") from error
-    encoder, decoder = split_whisper(model.eval().to(device), make)  # type: ignore[arg-type]
-    quantize_model(encoder.encoder, quantization, device)
-    return encoder, decoder
+    return model.eval().to(device)  # type: ignore[no-any-return, arg-type]
 
 
 def split_whisper(

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+from polymux.core.batch.drafting import open_drafter
 from polymux.core.batch.oneshot import OneShotModel, OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.device import Device
@@ -24,6 +25,7 @@ from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
 from polymux.modalities.asr.activity import open_activity
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
+from polymux.modalities.asr.drafting import SmallWhisper
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.features import LogMel
 from polymux.modalities.asr.hearing import Hearing
@@ -132,15 +134,17 @@ def drive(whisper) -> Callable[..., Driver]:
         fallback: Fallback | None = None,
         model: torch.nn.Module = whisper,
         spell: Callable[[Site], Speller] | None = None,
+        speculation: object = None,
         **settings: object,
     ) -> Driver:
         values = {"max_rows": 6, "block": 4, "cache_bytes": 1 << 24, "superpage": 1 << 18, **settings}
         site = Site(device(), SiteSettings(**values))
         encoder, decoder = split_whisper(copy.deepcopy(model))
+        drafter = open_drafter(speculation, decoder, site, [SmallWhisper(encoder)])
         heads = choose_heads(None, model.config.decoder_layers, model.config.decoder_attention_heads)
         hearing = Hearing(
             OneShotStage("encode", encoder, site, max_units=together, max_rows=together),
-            TokenStage("decode", decoder, site),
+            TokenStage("decode", decoder, site, drafter=drafter),
             TOKENS,
             "tiny",
             fallback,

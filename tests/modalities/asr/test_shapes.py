@@ -9,11 +9,12 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from polymux.core.compute.device import LaggedCpu
+from polymux.core.compute.quantization import find_quantization
 from polymux.core.testing.tiny import build, tiny_whisper
 from polymux.modalities.asr.alignment import choose_heads
 from polymux.modalities.asr.policies import AlignAtt, LocalAgreement, choose_policy
 from polymux.modalities.asr.tokens import list_languages
-from polymux.modalities.asr.whisper import load_whisper
+from polymux.modalities.asr.whisper import load_whisper, split_whisper
 from polymux.modalities.asr.work import WindowText
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,7 +59,10 @@ def test_it_says_what_transformers_says(model, drive, transcribe, sound, request
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_it_loads_from_its_folder(model, tmp_path, quantization):
     model.save_pretrained(tmp_path)
-    encoder, decoder = load_whisper(tmp_path, torch.device("cpu"), torch.float32, quantization)
+    device = torch.device("cpu")
+    loaded = load_whisper(tmp_path, device, torch.float32)
+    encoder, decoder = split_whisper(loaded, find_quantization(quantization, device))
+    encoder.quantize(quantization)
     config = model.config
     assert decoder.shape.layers == len(decoder.layers) == config.decoder_layers
     assert encoder.slab.shape[0] == config.decoder_layers

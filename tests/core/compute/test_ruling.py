@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 import torch
 
-from polymux.core.compute.rules import LogitRule, Only, RuleStates, Suppress, SuppressFirst
+from polymux.core.compute.rules import LogitRule, Only, Suppress, SuppressFirst
+from polymux.core.compute.ruling import RuleStates
 
 CPU = torch.device("cpu")
 
@@ -84,3 +88,51 @@ def test_a_preempted_row_comes_back_with_its_state():
     rule = NotTwice()
     states = open_states((rule,), generated=[2, 4])
     assert apply(states, [(rule,)], [0], torch.zeros(1, 5)).isinf().nonzero().tolist() == [[0, 4]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_draws_behind_guesses_are_ruled_as_if_they_came_one_after_the_other(seed):
+    """Rows with any number of guesses, right and wrong ones, in any order of draws, beside rows with none."""
+    random = Random(seed)
+    rule, other = NotTwice(), SuppressFirst([2])
+    rows = [(rule, other) if random.random() < 0.7 else (other,) for _ in range(4)]
+    bold, plain = open_states(*rows), open_states(*rows)
+    said = [[] for _ in rows]
+    for _ in range(3):
+        guesses = [[random.randrange(4) for _ in range(random.randrange(4))] for _ in rows]
+        draws = [(slot, count) for slot, told in enumerate(guesses) for count in range(len(told) + 1)]
+        random.shuffle(draws)
+        logits = torch.randn(len(draws), 4, generator=torch.Generator().manual_seed(seed))
+        uses = bold.gather(
+            [rows[slot] for slot, _ in draws],
+            [slot for slot, _ in draws],
+            [guesses[slot][:count] for slot, count in draws],
+        )
+        ruled = logits
+        for use in uses:
+            ruled = use.apply(ruled)
+        tokens = ruled.argmax(dim=-1)
+        for use in uses:
+            use.advance(tokens)
+        for slot, told in enumerate(guesses):
+            for count in range(len(told) + 1):
+                place = draws.index((slot, count))
+                (expected,) = apply(plain, [rows[slot]], [slot], logits[place : place + 1])
+                assert torch.equal(ruled[place], expected)
+                token = int(tokens[place])
+                for use in plain.gather([rows[slot]], [slot]):
+                    use.advance(tokens[place : place + 1])
+                said[slot].append(token)
+                if told[count : count + 1] != [token]:
+                    break
+    assert len(set(map(len, said))) > 1
+
+
+def test_what_was_only_tried_is_forgotten():
+    rule = NotTwice()
+    states = open_states((rule,), generated=[1])
+    with pytest.raises(ValueError), states.forget():
+        for use in states.gather([(rule,)], [0]):
+            use.advance(torch.tensor([3]))
+        raise ValueError
+    assert apply(states, [(rule,)], [0], torch.zeros(1, 5)).isinf().nonzero().tolist() == [[0, 1]]
