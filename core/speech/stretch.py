@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,14 @@ from polymux.core.speech.telling import Teller
 if TYPE_CHECKING:
     from polymux.core.engine.job import Job
     from polymux.core.engine.site import Site
+    from polymux.core.tasks import SpokenWord
 
-SLOWEST = 0.5
-"""What one filter can do; slower takes two."""
+SLOWEST, FASTEST = 0.5, 2.0
+"""What one filter does well: slower it cannot, and faster it leaves samples out. Beyond that it takes two."""
+
+
+SILENCE = 0.25
+"""Seconds behind a sound: more than the windows of all its filters together."""
 
 
 class Stretcher:
@@ -43,24 +49,28 @@ class Stretcher:
 
     def feed(self, samples: np.ndarray) -> np.ndarray:
         """float32 in and out, what is ready."""
-        from av.audio.frame import AudioFrame
-
         if not len(samples):
             return np.zeros(0, np.float32)
-        frame = AudioFrame.from_ndarray(np.ascontiguousarray(samples[None], np.float32), format="flt", layout="mono")
-        frame.sample_rate = self._rate
-        frame.pts = self._taken
+        self._push(samples)
         self._taken += len(samples)
-        self._source.push(frame)
         return self._pull()
 
     def finish(self) -> np.ndarray:
-        """What was held back."""
+        """What was held back. The filter keeps what fills no window of its own, so silence follows, and is cut off."""
+        self._push(np.zeros(round(SILENCE * self._rate), np.float32))
         self._source.push(None)
         rest = self._pull()
-        missing = round(self._taken / self._pace) - (self._given - len(rest))
-        self._given += missing - len(rest)
-        return np.pad(rest, (0, missing - len(rest))) if missing > len(rest) else rest[:missing]
+        missing = round(self._taken / self._pace) - self._given
+        self._given += missing
+        return np.pad(rest, (0, missing))
+
+    def _push(self, samples: np.ndarray) -> None:
+        from av.audio.frame import AudioFrame
+
+        frame = AudioFrame.from_ndarray(np.ascontiguousarray(samples[None], np.float32), format="flt", layout="mono")
+        frame.sample_rate = self._rate
+        frame.pts = self._taken
+        self._source.push(frame)
 
     def _pull(self) -> np.ndarray:
         import av
@@ -79,12 +89,29 @@ class Stretcher:
         return joined
 
 
+def stretch(samples: np.ndarray, rate: int, pace: float) -> np.ndarray:
+    """A whole sound at another pace, float32: `round(samples / pace)` long."""
+    if pace == 1.0:
+        return samples
+    stretcher = Stretcher(rate, pace)
+    return np.concatenate([stretcher.feed(samples), stretcher.finish()])
+
+
+def share_pace(pace: float, fastest: float) -> tuple[float, float]:
+    """What a voice that speaks at up to `fastest` does of a pace by itself, and what its sound is stretched by then."""
+    own = min(pace, fastest)
+    return own, pace / own
+
+
 def split_pace(pace: float) -> list[float]:
     """Factors that one filter can do each; together they are the pace."""
     factors: list[float] = []
     while pace < SLOWEST:
         factors.append(SLOWEST)
         pace /= SLOWEST
+    while pace > FASTEST:
+        factors.append(FASTEST)
+        pace /= FASTEST
     return [*factors, pace]
 
 
@@ -115,7 +142,12 @@ class PacedTeller:
         self._job = job
         self._teller = teller
         self._stage = stage
+        self._pace = pace
         self._stretcher = Stretcher(teller.rate, pace) if pace != 1.0 else None
+
+    def expect(self, words: Iterable[SpokenWord]) -> None:
+        """Words of this piece, at the times that they are made at."""
+        self._teller.expect(words, self._pace)
 
     async def tell(self, samples: np.ndarray) -> None:
         """float32."""

@@ -24,6 +24,7 @@ class Plan:
     mouth: Mouth | None
     instructions: str
     max_tokens: int | None
+    temperature: float
     context: Sequence[Item]
     kept: bool
     """Whether the answer becomes part of the conversation."""
@@ -44,6 +45,7 @@ def make_plan(session: Session, asked: ResponseRequest, conversation: Conversati
         mouth=Mouth(format.type) if aloud else None,
         instructions=session.instructions if asked.instructions is None else asked.instructions,
         max_tokens=limit if isinstance(limit, int) else None,
+        temperature=session.temperature if asked.temperature is None else asked.temperature,
         context=list(conversation) if asked.input is None else [read_item(item) for item in asked.input],
         kept=asked.conversation == "auto",
         metadata=asked.metadata,

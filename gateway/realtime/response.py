@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from polymux.core.errors import InvalidRequest, PolymuxError
-from polymux.core.tasks import Chat, ChoiceEnded, Done, Sound, Speak, SpokenWord, TextDelta
+from polymux.core.tasks import Chat, ChoiceEnded, Done, Sampling, Sound, Speak, SpokenWord, TextDelta
 from polymux.core.text.sentences import split_sentences
 from polymux.core.vocabulary import Usage
 from polymux.gateway.call import Call
@@ -108,7 +108,9 @@ class Response:
         messages = read_messages(self._plan.context, self._plan.instructions)
         if not any(message["role"] != "system" for message in messages):
             raise InvalidRequest("there is nothing to answer: the conversation is empty", code="empty_conversation")
-        call = self._open_call(self._plan.chat, "chat", Chat(messages=messages, max_tokens=self._plan.max_tokens))
+        sampling = Sampling(temperature=self._plan.temperature)
+        ask = Chat(messages=messages, max_tokens=self._plan.max_tokens, sampling=sampling)
+        call = self._open_call(self._plan.chat, "chat", ask)
         async with call.answers() as answers:
             async for answer in answers:
                 if isinstance(answer, TextDelta):

@@ -58,7 +58,7 @@ class AudioInput(WireRequest):
 class AudioOutput(WireRequest):
     format: AudioFormat = AudioFormat()
     voice: str | None = None
-    speed: float = Field(1.0, ge=0.25, le=1.5)
+    speed: float = Field(1.0, ge=0.25, le=4, description="OpenAI's own ends at 1.5.")
     model: str | None = Field(None, description="Extension: which model speaks. Default: the first that can.")
 
 
@@ -76,6 +76,7 @@ class Session(WireRequest):
     instructions: str = ""
     output_modalities: list[Literal["audio", "text"]] = Field(["audio"], min_length=1, max_length=1)
     max_output_tokens: Annotated[int, Field(ge=1)] | Literal["inf"] = "inf"
+    temperature: float = Field(0.8, ge=0, le=2, description="Of the protocol's beta; 0: the likeliest token, always.")
     include: Annotated[Any, only([], reason="logprobs are not supported")] = None
     tools: Annotated[Any, only([], reason="tools are not supported in a session")] = None
     tool_choice: Annotated[Any, only("auto", "none", reason="tools are not supported in a session")] = None
@@ -214,6 +215,7 @@ class ResponseRequest(WireRequest):
     output_modalities: list[Literal["audio", "text"]] | None = Field(None, min_length=1, max_length=1)
     audio: ResponseAudio = ResponseAudio()
     max_output_tokens: Annotated[int, Field(ge=1)] | Literal["inf"] | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
     metadata: dict[str, str] | None = Field(None, max_length=16)
     tools: Annotated[Any, only([], reason="tools are not supported in a session")] = None
     tool_choice: Annotated[Any, only("auto", "none", reason="tools are not supported in a session")] = None

@@ -18,6 +18,7 @@ from polymux.core.engine.site import Site
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InternalError, InvalidRequest, ModelError
 from polymux.core.pipeline import Program
+from polymux.core.speech.stretch import PacedTeller, make_stretch_stage, share_pace
 from polymux.core.speech.telling import Teller
 from polymux.core.tasks import SpokenWord
 from polymux.modalities.tts.vits import Expansion, LatentWindow, Utterance, VitsFlow, VitsReader, VitsVocoder
@@ -31,6 +32,9 @@ FIRST_SECONDS = 0.25
 
 MOST_SECONDS = 2.0
 
+FASTEST = 2.0
+"""The model's own pace, at most: a sound lasts a whole frame at least. What is faster is stretched."""
+
 LONGEST = 120.0
 """Seconds of one piece; a model that wants more has gone astray."""
 
@@ -38,13 +42,22 @@ LONGEST = 120.0
 class VitsProgram(Program):
     """Says a text's pieces one after the other."""
 
-    def __init__(self, reader: OneShotStage, flow: OneShotStage, vocoder: OneShotStage, rate: int, hop: int) -> None:
+    def __init__(
+        self,
+        reader: OneShotStage,
+        flow: OneShotStage,
+        vocoder: OneShotStage,
+        stretch: OneShotStage,
+        rate: int,
+        hop: int,
+    ) -> None:
         """`hop`: samples of a frame."""
         self.work = {"speak": SpeakWork}
         self.reader = reader
         self.flow = flow
         self.vocoder = vocoder
-        self.stages = (reader, flow, vocoder)
+        self.stretch = stretch
+        self.stages = (reader, flow, vocoder, stretch)
         self.rate = rate
         self.hop = hop
 
@@ -56,11 +69,13 @@ class VitsProgram(Program):
         while not (piece := unpack(await job.receive(), Piece)).last:
             if piece.ids:
                 seed = (work.seed + number) % (1 << 63)
-                await self._say(job, piece, Utterance(piece.ids, work.speaker, piece.pace, seed), teller)
+                own, rest = share_pace(piece.pace, FASTEST)
+                paced = PacedTeller(job, teller, self.stretch, rest)
+                await self._say(job, piece, Utterance(piece.ids, work.speaker, own, seed), paced)
                 number += 1
             teller.pause(piece.pause)
 
-    async def _say(self, job: Job, piece: Piece, utterance: Utterance, teller: Teller) -> None:
+    async def _say(self, job: Job, piece: Piece, utterance: Utterance, teller: PacedTeller) -> None:
         read: Tensor = (await job.start(self.reader, OneShotRow(job, utterance, len(utterance.ids)))).result
         frames = self._count(read)
         teller.expect(self._time(piece, read[:, 0].tolist()))
@@ -70,8 +85,10 @@ class VitsProgram(Program):
         while start < frames:
             end = min(start + size, frames)
             window = LatentWindow(flown.result, start, end, utterance.speaker, size)
-            teller.tell((await job.start(self.vocoder, OneShotRow(job, window, end - start))).result.numpy())
+            heard = await job.start(self.vocoder, OneShotRow(job, window, end - start))
+            await teller.tell(heard.result.numpy())
             start, size = end, min(2 * size, most)
+        await teller.finish()
         job.receipt.input_units += len(utterance.ids)
         job.receipt.output_units += frames
 
@@ -117,6 +134,7 @@ def build_vits(model: Any, site: Site) -> VitsProgram:
         OneShotStage("read", reader, site, max_units=max(units, 512), to_host=True),
         OneShotStage("flow", flow, site, max_units=max(units, 512)),
         OneShotStage("vocode", vocoder, site, max_units=units, to_host=True),
+        make_stretch_stage(site),
         model.config.sampling_rate,
         vocoder.hop,
     )

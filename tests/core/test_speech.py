@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polymux.core.errors import InvalidRequest
 from polymux.core.speech.script import Pause, Say, read_script
-from polymux.core.speech.stretch import Stretcher
+from polymux.core.speech.stretch import Stretcher, share_pace, stretch
 from polymux.core.speech.telling import quantize, share_words, split_words
 from polymux.core.tasks import Speak
 from polymux.core.text.sentences import cut_text, split_sentences
@@ -116,7 +116,7 @@ def test_words_share_their_sound_in_order() -> None:
     assert all(one.start < one.end <= two.start for one, two in itertools.pairwise(words))
 
 
-@pytest.mark.parametrize("pace", [0.25, 0.4, 0.9, 1.5, 4.0])
+@pytest.mark.parametrize("pace", [0.25, 0.4, 0.9, 1.5, 2.5, 4.0])
 def test_another_pace_keeps_pitch_length_and_smoothness(pace: float) -> None:
     """However the sound is cut: as long as asked to the sample, the same tone, and no click at any joint."""
     tone = (np.sin(np.arange(2 * RATE) * 2 * np.pi * 220 / RATE) * 0.3).astype(np.float32)
@@ -126,8 +126,28 @@ def test_another_pace_keeps_pitch_length_and_smoothness(pace: float) -> None:
     assert len(found) == round(len(tone) / pace)
     power = np.abs(np.fft.rfft(found * np.hanning(len(found)))) ** 2
     assert power.argmax() * RATE / len(found) == pytest.approx(220, abs=3)
-    assert np.abs(np.diff(found[:-1500])).max() < 0.03  # the tone's own steps are 0.017; its end is cut off
+    steps = np.abs(np.diff(found[: -RATE // 50]))  # the tone's own are 0.017; windows overlap with the end of it
+    assert steps.max() < 0.03
     assert len(Stretcher(RATE, pace).finish()) == 0
+
+
+@pytest.mark.parametrize("pace", [0.25, 0.6, 1.3, 2.5, 4.0])
+@pytest.mark.parametrize("count", [400, 1_000, 3_000, 24_000])
+def test_no_end_is_lost_however_short_the_sound(pace: float, count: int) -> None:
+    tone = (np.sin(np.arange(count) * 2 * np.pi * 220 / RATE) * 0.3).astype(np.float32)
+    found = stretch(tone, RATE, pace)
+    assert len(found) == round(count / pace)
+    heard = np.flatnonzero(np.abs(found) > 0.01)
+    assert np.abs(found).max() > 0.25
+    assert len(found) - heard[-1] < (1_000 if pace < 1 else 30)  # a filter's last window is as long as it came
+
+
+@pytest.mark.parametrize("pace", [0.25, 1.0, 1.7, 4.0])
+def test_a_voice_does_its_part_of_a_pace(pace: float) -> None:
+    own, rest = share_pace(pace, fastest=1.5)
+    assert own * rest == pytest.approx(pace)
+    assert own <= 1.5 and rest >= 1.0
+    assert len(stretch(np.zeros(1001, np.float32), RATE, rest)) == round(1001 / rest)
 
 
 def test_sound_that_is_no_sound_is_silent_or_cut() -> None:

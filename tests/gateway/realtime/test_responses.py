@@ -90,6 +90,24 @@ async def test_the_conversation_goes_on(talking_live, fake):
         assert len(fake.opened[3].ask.messages) == 4
 
 
+async def test_how_freely_the_model_answers(talking_live, fake):
+    """The session's temperature, unless the answer has its own; the fastest voice that files have, sockets have."""
+    async with talking_live(model="chat") as talk:
+        await talk.connection.conversation.item.create(item=ask())
+        for session, response, expected in [
+            ({}, {}, 0.8),
+            ({"temperature": 0}, {}, 0),
+            ({}, {"temperature": 1.5}, 1.5),
+        ]:
+            session = {"type": "realtime", "audio": {"output": {"speed": 4}}, **session}
+            await talk.connection.session.update(session=session)
+            await talk.connection.response.create(response={"output_modalities": ["text"], **response})
+            await talk.until("response.done")
+            assert fake.opened[-1].ask.sampling.temperature == expected
+        await talk.connection.session.update(session={"type": "realtime", "temperature": 3})
+        assert (await talk.error()).param == "session.temperature"
+
+
 async def test_cancelling_tells_every_end(talking_live, fake):
     async with talking_live(model="chat") as talk:
         await talk.connection.session.update(session={"type": "realtime", "audio": {"output": {"model": "slow"}}})

@@ -17,6 +17,7 @@ from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import compare_spectra
 from polymux.modalities.tts.field import find_halo
 from polymux.modalities.tts.vits import LatentWindow, Utterance, VitsReader, VitsVocoder, read_vocoder
+from polymux.modalities.tts.vits_program import FASTEST
 from polymux.modalities.tts.work import Piece, WordSpan
 
 IDS = [list(np.random.default_rng(length).integers(1, 30, length)) for length in (9, 14, 20, 3)]
@@ -39,10 +40,10 @@ def test_streamed_is_what_transformers_says(
 ) -> None:
     driver = drive("vits", device)
     for number in range(len(IDS)):
-        say(driver, str(number), piece(number, pace=1.0 + number / 2), seed=number + 5)
+        say(driver, str(number), piece(number, pace=1.0 + number / 3), seed=number + 5)
     driver.finish()
     for number, ids in enumerate(IDS):
-        expected = whole(originals["vits"], ids, number + 5, 1.0 + number / 2)
+        expected = whole(originals["vits"], ids, number + 5, 1.0 + number / 3)
         np.testing.assert_allclose(sound(driver, str(number)), expected, atol=1e-4)
     assert len(driver.outputs("2", SPOKEN, Spoken)) > 1
 
@@ -135,6 +136,23 @@ def test_words_have_times(drive: Callable[..., Driver], say: Any, sound: Any) ->
     assert told[0].start == 0.5
     assert all(one.end <= two.start + 1e-9 for one, two in itertools.pairwise(told))
     assert told[-1].end == pytest.approx(len(sound(driver, "a")) / 1000)
+
+
+@pytest.mark.parametrize("pace", [2.5, 4.0])
+def test_faster_than_the_model_speaks_by_itself(
+    drive: Callable[..., Driver], say: Any, sound: Any, pace: float
+) -> None:
+    """Exact to the sample, of the sound at the model's fastest; words are where they are heard."""
+    driver = drive("vits")
+    words = [WordSpan("one ", 0, 5), WordSpan("two", 5, 9)]
+    say(driver, "own", piece(0, words=words, pace=FASTEST), seed=3)
+    say(driver, "faster", piece(0, words=words, pace=pace), seed=3)
+    driver.finish()
+    faster = sound(driver, "faster")
+    assert len(faster) == round(len(sound(driver, "own")) * FASTEST / pace)
+    told = [word for spoken in driver.outputs("faster", SPOKEN, Spoken) for word in spoken.words]
+    assert told[0].start == 0
+    assert told[-1].end == pytest.approx(len(faster) / 1000, abs=1e-3)
 
 
 def test_the_same_alone_and_among_others(drive: Callable[..., Driver], say: Any, sound: Any) -> None:
