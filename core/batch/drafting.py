@@ -160,6 +160,9 @@ class DraftModel(Drafter):
             for step in range(max(counts) + 1):
                 going = [row for row, count in zip(rows, counts, strict=True) if count >= step]
                 grants = [Grant(row, len(row.tokens) - 1 + step, 1) for row in going]
+                if step == max(counts) and not recorded:
+                    self._finish(grants)
+                    break
                 told.append(self._replay(grants, first=step == 0) if recorded else self._decode(grants))
                 steps.append(grants)
         self._covered = len(rows)
@@ -183,6 +186,12 @@ class DraftModel(Drafter):
         tokens = self._drawer.decide(Drawing(grants, self.model.forward(batch), slots))["tokens"]
         self._packer.last[slots] = tokens
         return tokens
+
+    def _finish(self, grants: list[Grant]) -> None:
+        """Their keys and values, and nothing more."""
+        batch = self._packer.pack(Plan("draft", grants))
+        batch.sampled, batch.finals = batch.sampled[:0], batch.finals[:0]
+        self.model.forward(batch)
 
     def _replay(self, grants: list[Grant], *, first: bool) -> Tensor:
         """The same by a recorded step."""
