@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.errors import ConfigError, ModelError
+from polymux.core.models import resolve
+from polymux.core.tasks import Commit, Hear, Leave
+from polymux.core.testing.drive import Driver
+from polymux.core.testing.media import write_wav
 from polymux.core.testing.tiny import build, tiny_llama, tiny_whisper
+from polymux.modalities.asr.audio import read_audio
 from polymux.modalities.asr.fallback import Fallback
-from polymux.modalities.asr.whisper import WhisperEncoder, same_weights, split_whisper
-from polymux.modalities.asr.work import WindowText
+from polymux.modalities.asr.plugin import Transcription
+from polymux.modalities.asr.whisper import WhisperEncoder, load_whisper, same_weights, split_whisper
+from polymux.modalities.asr.work import AudioChunk, ListenWork, TranscribeWork, WindowText, Written
 
 EAGER = Fallback(lambda tokens: " ".join(map(str, tokens)), temperatures=(0.5, 1.0), draws=3)
 """Tiny random models are never sure: every window falls back on draws."""
@@ -220,3 +229,43 @@ def test_a_draft_that_is_no_whisper_is_refused(drive, tmp_path):
         drive(speculation={"drafter": "model", "model": str(tmp_path)})
     with pytest.raises(ModelError, match="cannot load"):
         drive(speculation={"drafter": "model", "model": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_starter_says_the_same_with_a_part_of_itself_as_its_draft(quantization, tmp_path):
+    """From its options to its words: recordings at once, and one that is heard while it lasts."""
+    hibari = pytest.importorskip("hibari", reason="pip install hibari-tts")
+    polymux_starter = pytest.importorskip("polymux_starter")
+    starter = polymux_starter.TRANSCRIBE
+    files = resolve(starter.reference, sha256=starter.sha256)
+    draft = load_whisper(files.folder, torch.device("cpu"), torch.float32)
+    draft.model.decoder.layers = draft.model.decoder.layers[:3]
+    draft.config.decoder_layers = 3
+    draft.save_pretrained(tmp_path)
+    sentences = ["The morning train was late.", "Rain fell on the quiet harbor, and the door was still open."]
+    spoken = [np.concatenate(list(hibari.Hibari().stream(text))) for text in sentences]
+    sounds = [np.concatenate(list(read_audio(write_wav(sound, 24_000)))) for sound in spoken]
+    drivers = []
+    for speculation in (None, {"drafter": "model", "model": str(tmp_path), "tokens": 4}):
+        site = Site(settings=SiteSettings(cache_bytes=1 << 28))
+        options = {**starter.options, "quantization": quantization, "speculation": speculation}
+        driver = Driver(Loop(site, {"whisper": Transcription().load(files, site, options)}))
+        for number, samples in enumerate(sounds):
+            driver.submit(str(number), "whisper", "transcribe", TranscribeWork(language="en", words=True))
+            driver.post(str(number), AudioChunk(samples, last=True))
+        driver.submit("live", "whisper", "listen", ListenWork(language="en"))
+        for start in range(0, len(sounds[1]), 8_000):
+            driver.post("live", Hear(sounds[1][start : start + 8_000]))
+            driver.run()
+        driver.post("live", Commit())
+        driver.post("live", Leave())
+        driver.finish()
+        drivers.append(driver)
+    plain, bold = drivers
+    check_same(bold, plain, ["0", "1"])
+    written = [driver.outputs("live", "Written", Written) for driver in drivers]
+    assert written[0] == written[1] and sum(len(each.tokens) for each in written[0]) > 8
+    for job in ("0", "1", "live"):
+        receipt = bold.receipt(job)
+        assert receipt is not None and receipt.guessed_units > receipt.accepted_units >= 0
