@@ -29,7 +29,13 @@ DATA_URI = re.compile(r"data:(?P<kind>[^,;]*)(?P<options>(;[^,;]*)*),", re.IGNOR
 
 
 def read_picture(data: bytes, param: str) -> Image.Image:
-    """RGB. Raises `InvalidRequest` naming `param` for what is no picture, is broken, or is too large."""
+    """RGB. Raises `InvalidRequest` as `open_picture` does."""
+    return flatten(open_picture(data, param))
+
+
+def open_picture(data: bytes, param: str) -> Image.Image:
+    """Upright and loaded, of any mode, so that what is transparent can be told. Raises `InvalidRequest` naming `param`
+    for what is no picture, is broken, or is too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -38,7 +44,7 @@ def read_picture(data: bytes, param: str) -> Image.Image:
             picture.load()
         picture = ImageOps.exif_transpose(picture) or picture
         _check_size(picture.size, param)
-        return flatten(picture)
+        return picture
     except InvalidRequest:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -10,14 +10,24 @@ from polymux.core.tasks import Embed
 from polymux.gateway.schemas.base import WireAnswer, WireRequest
 from polymux.gateway.schemas.completions import MAX_INPUTS, TextsOrTokens, list_inputs
 from polymux.gateway.schemas.pictures import ImagePart, TextPart, part_kind
+from polymux.gateway.schemas.sampling import NonEmpty
 from polymux.gateway.schemas.usage import InputUsage, ReceiptBody
 
-Part = Annotated[Annotated[TextPart, Tag("<words>")] | Annotated[ImagePart, Tag("<image>")], Discriminator(part_kind)]
+
+def _part_kind(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else part_kind(value)
+
+
+Part = Annotated[
+    Annotated[NonEmpty, Tag("<text>")] | Annotated[TextPart, Tag("<words>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(_part_kind),
+]
 
 
 def _kind(value: Any) -> str:
-    """Objects are parts, as chats carry them; everything else is told what it should be."""
-    return "<parts>" if isinstance(value, list) and value and isinstance(value[0], dict) else "<texts>"
+    """Objects are parts, as chats carry them; texts may stand among them. Everything else is told what it should be."""
+    parts = isinstance(value, list) and any(isinstance(each, dict) for each in value[: MAX_INPUTS + 1])
+    return "<parts>" if parts else "<texts>"
 
 
 Inputs = Annotated[

@@ -12,10 +12,11 @@ import msgspec
 
 from polymux.core.engine.wire import unpack
 from polymux.core.errors import InternalError, InvalidRequest, ModelError
+from polymux.core.pictures import open_picture
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.tasks import Clip, Done, Film, Paint, Picture, Preview, Progress
 from polymux.core.vocabulary import Ended, Event, Output, Usage
-from polymux.modalities.diffusion.pictures import fit_picture, read_mask, read_picture
+from polymux.modalities.diffusion.pictures import fit_picture, read_mask
 from polymux.modalities.diffusion.recipes import Recipe, adjust_recipe, find_recipe, size_multiple
 from polymux.modalities.diffusion.spelling import Speller
 from polymux.modalities.diffusion.work import PICTURE, Painted, PaintWork, Prompt, Source
@@ -127,7 +128,7 @@ class PaintFront(Front):
         width, height = ask.width, ask.height
         if width is None or height is None:
             if ask.source is not None and self.recipe.frames is None:
-                width, height = read_picture(ask.source, "image").size
+                width, height = open_picture(ask.source, "image").size
             else:
                 width, height = (math.ceil(side / self.multiple) * self.multiple for side in self.recipe.size)
         return width, height
@@ -168,7 +169,7 @@ class PaintFront(Front):
             return None
         if self.recipe.frames and not self.recipe.starts_from:
             raise InvalidRequest("this model makes clips of a text alone", param="input_reference")
-        picture = read_picture(ask.source, "image")
+        picture = open_picture(ask.source, "image")
         mask = None
         if ask.mask is not None:
             mask = read_mask(ask.mask, picture.size, (width, height))
@@ -239,7 +240,8 @@ def check_size(width: int, height: int, count: int, multiple: int) -> None:
         raise InvalidRequest(f"n must be from 1 to {MOST_PICTURES}", param="n")
     if width < 1 or height < 1 or width % multiple or height % multiple:
         raise InvalidRequest(
-            f"{width}x{height} cannot be painted: width and height must be multiples of {multiple}", param="size"
+            f"{width}x{height} cannot be made: width and height must be multiples of {multiple}, at least {multiple}",
+            param="size",
         )
     if width * height > MOST_PIXELS:
         raise InvalidRequest(f"{width}x{height} has more than {MOST_PIXELS} pixels", param="size")

@@ -90,8 +90,9 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
     device = torch.device(options.device)
     generator = Generator(device).manual_seed(options.seed)
     began = time.monotonic()
-    report = {"date": time.strftime("%Y-%m-%d"), "device": name_device(device), "small": options.small, **vars(budget)}
+    report = {"date": time.strftime("%Y-%m-%d"), "device": name_device(device), "small": options.small}
     report |= {"seed": options.seed, "torch": torch.__version__, "scenes": len(scenes)}
+    report |= {"examples": budget.examples, "batch": budget.batch}
     families = tuple(course.families)
     everything = [*list_scenes(families, held_out=False), *list_scenes(families, held_out=True)]
     tokenizer = build_tokenizer(list_texts(everything), course.length)
@@ -111,8 +112,7 @@ def train(course: Course, budget: Budget, scenes: list[Scene], shown: list[Scene
     if options.resume is None:
         pace = Pace("vae", budget.vae_steps, options.minutes * course.vae_share)
         loss = train_autoencoder(vae, draw, batch=budget.vae_batch, pace=pace, recorded=not options.eager)
-        report["vae loss"] = round(loss, 4)
-        report["vae steps"] = pace.step
+        report |= {"vae batch": budget.vae_batch, "vae steps": pace.step, "vae loss": round(loss, 4)}
         fit_scale(vae, draw, budget.vae_batch)
     vae.eval().requires_grad_(False)
     gallery = fill_gallery(course, easel, vae, tokenizer, budget.examples, generator)

@@ -132,7 +132,7 @@ def load_eye(vision: nn.Module, path: Path | None) -> None:
 
 
 def main() -> None:
-    wanted = read_arguments(__doc__, steps=2000, batch=1024, rate=1e-3)
+    wanted = read_arguments(__doc__, steps=2000, batch=1024, rate=1e-3, small=(600, 64))
     size = SMALL if wanted.small else WHOLE
     easel = Easel(list_scenes(size.families, held_out=False), size.side, wanted.device)
     eye, witness = make_tower(size).to(wanted.device), Witness(size).to(wanted.device)

@@ -140,7 +140,7 @@ def is_easy(scene: Scene) -> bool:
 
 
 def main() -> None:
-    options = read_options(Film(), minutes=6.0)
+    options = read_options(Film(), minutes=7.0)
     families = tuple(Film.families)
     seen, kept = list_scenes(families, held_out=False), list_scenes(families, held_out=True)
     if options.small:

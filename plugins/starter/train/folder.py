@@ -29,13 +29,15 @@ def write_folder(
     end: str,
     pad: str,
     template: str | None = None,
+    texts: dict[str, Any] | None = None,
 ) -> Path:
-    """The folder `model` in the run's own, with the card `cards/NAME.md`. `end` and `pad`: tokens of the tokenizer."""
+    """The folder `model` in the run's own, with the card `cards/NAME.md`. `end` and `pad`: tokens of the tokenizer;
+    `texts`: what else `tokenizer_config.json` says, so that texts are read as they were in training."""
     folder = wanted.out / "model"
     folder.mkdir(parents=True, exist_ok=True)
     copy.deepcopy(model).half().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": pad}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": pad, **(texts or {})}
     write_json(folder / "tokenizer_config.json", told)
     write_json(folder / "preprocessor_config.json", processor)
     if template is not None:

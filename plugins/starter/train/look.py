@@ -86,7 +86,7 @@ def agree(pictures: Tensor, texts: Tensor, same: Tensor, steepness: Tensor) -> T
 
 
 def main() -> None:
-    wanted = read_arguments(__doc__, steps=6000, batch=1024, rate=1e-3)
+    wanted = read_arguments(__doc__, steps=6000, batch=1024, rate=1e-3, small=(600, 64))
     size = SMALL if wanted.small else WHOLE
     scenes = list_scenes(size.families, held_out=False)
     easel = Easel(scenes, size.side, wanted.device)
@@ -125,6 +125,7 @@ def main() -> None:
             },
             end="<end>",
             pad="<pad>",
+            texts={"model_input_names": ["input_ids"], "model_max_length": LONGEST},  # as SigLIP's: padded, and no mask
         )
 
 

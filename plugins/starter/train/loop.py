@@ -40,12 +40,12 @@ class Wanted:
     small: bool = False
 
 
-def read_arguments(description: str | None, *, steps: int, batch: int, rate: float) -> Wanted:
-    """The recipe's arguments, from the command line."""
+def read_arguments(description: str | None, *, steps: int, batch: int, rate: float, small: tuple[int, int]) -> Wanted:
+    """The recipe's arguments, from the command line. `small`: steps and batch that a processor takes in minutes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="the folder for the model, the log and the state")
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch", type=int)
     parser.add_argument("--rate", type=float, default=rate)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; the state is kept")
@@ -54,6 +54,8 @@ def read_arguments(description: str | None, *, steps: int, batch: int, rate: flo
     parser.add_argument("--small", action="store_true", help="what a processor learns in minutes, to try the recipe")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     told = vars(parser.parse_args())
+    usual = small if told["small"] else (steps, batch)
+    told |= {name: value for name, value in zip(("steps", "batch"), usual, strict=True) if told[name] is None}
     wanted = Wanted(**{**told, "device": torch.device(told["device"])})
     wanted.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(wanted.seed)

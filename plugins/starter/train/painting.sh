@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Trains starter/paint and starter/film one beside the other on one GPU, or one alone, and packs the folders.
-#   OUT=/tmp/out MINUTES=7 plugins/starter/train/painting.sh [what both recipes are told, such as --small --device cpu]
-# MINUTES bound VAE and flow together; compiling, drawing and encoding take about one more. A folder is packed anew
-# whenever a recipe has written it, so a call that is cut off leaves the newest whole one.
+#   OUT=/tmp/out plugins/starter/train/painting.sh [what both recipes are told, such as --small --device cpu]
+# MINUTES bound VAE and flow together, where a recipe's own (20 for paint, 7 for film) are too many; compiling, drawing and
+# encoding take about one more. A folder is packed anew whenever a recipe has written it, so a call that is cut off leaves
+# the newest whole one.
 # ONLY=paint leaves film out. RESUME=DIR goes on from DIR/paint and DIR/film, their VAEs as they are.
 # TORCHDYNAMO_DISABLE=1 compiles nothing, should the compiler fail; --eager records nothing either.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:?the folder for what is made}
-MINUTES=${MINUTES:-7}
 WORK=${WORK:-$(mktemp -d)}
 
 pack() {  # the report is written last: a folder with a newer one is whole
@@ -20,10 +20,11 @@ pack() {  # the report is written last: a folder with a newer one is whole
 }
 
 one() {
-  local name=$1 from=()
+  local name=$1 told=()
   shift
-  if [ -n "${RESUME:-}" ]; then from=(--resume "$RESUME/$name"); fi
-  python3 "$HERE/$name.py" --out "$WORK/$name" --minutes "$MINUTES" "${from[@]}" "$@" > "$OUT/$name.log" 2>&1 &
+  if [ -n "${RESUME:-}" ]; then told+=(--resume "$RESUME/$name"); fi
+  if [ -n "${MINUTES:-}" ]; then told+=(--minutes "$MINUTES"); fi
+  "${PYTHON:-python3}" "$HERE/$name.py" --out "$WORK/$name" "${told[@]}" "$@" > "$OUT/$name.log" 2>&1 &
   local run=$!
   while kill -0 $run 2> /dev/null; do
     sleep 5

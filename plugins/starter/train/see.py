@@ -69,7 +69,7 @@ def make_model(tokenizer: Any, size: Size) -> SmolVLMForConditionalGeneration:
 
 
 def main() -> None:
-    wanted = read_arguments(__doc__, steps=7000, batch=512, rate=1e-3)
+    wanted = read_arguments(__doc__, steps=7000, batch=512, rate=1e-3, small=(600, 32))
     size = SMALL if wanted.small else WHOLE
     scenes = list_scenes(size.families, held_out=False)
     easel = Easel(scenes, size.side, wanted.device)

@@ -27,6 +27,8 @@ PROMPT = "The quick brown fox"
 ONE_LEVEL = 1 / 255 + 1e-3
 KINDS = ("sd3", "sd", "flux", "sdxl", "qwen")
 ALL = (*KINDS, "pixart")
+PROGRAM = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n"
+"""A picture that another program would be started for."""
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +182,10 @@ async def test_edits_that_cannot_be(http: httpx.AsyncClient) -> None:
     cases: list[tuple[dict[str, bytes], dict[str, str], str]] = [
         ({"image": picture, "mask": save(make_mask(16, 16))}, {}, "agree"),
         ({"image": picture, "mask": picture}, {}, "alpha"),
-        ({"image": b"not a picture"}, {}, "no picture"),
+        ({"image": b"not a picture"}, {}, "image is no picture in a format that is read here"),
+        ({"image": PROGRAM}, {}, "image is no picture in a format that is read here"),
+        ({"image": picture, "mask": PROGRAM}, {}, "mask is no picture in a format that is read here"),
+        ({"image": picture}, {"size": "0x0"}, "at least 2"),
         ({"image": save(make_picture(33, 17))}, {}, "multiples of 2"),
         ({"image": picture}, {"strength": "nan"}, ""),
         ({"mask": save(make_mask())}, {}, "required"),

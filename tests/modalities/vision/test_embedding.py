@@ -49,7 +49,7 @@ async def test_vectors_are_those_of_transformers(serve, folders, draw, uri, kind
     pictures = [draw(seed, 24, 30) for seed in range(2)]
     texts = ["A fox<|im_end|>", "The quick brown dog jumps.<|im_end|>"]
     async with serve(kind) as http:
-        inputs = [show(uri(each)) for each in pictures] + [{"type": "text", "text": text} for text in texts]
+        inputs = [*(show(uri(each)) for each in pictures), texts[0], {"type": "text", "text": texts[1]}]
         answer = await embed(http, kind, inputs)
         plain = await embed(http, kind, texts)
         packed = await embed(http, kind, inputs, encoding_format="base64")
