@@ -59,7 +59,7 @@ class Asker:
 
     def _prepare(self, name: str, file: bytes, words: int) -> None:
         try:
-            work = self._write(file, random.Random(words))
+            work = self.write(file, random.Random(words))
             while True:
                 try:
                     self.ready.put(Submit(name, "m", "chat", pack(work)))
@@ -69,7 +69,7 @@ class Asker:
         except BaseException as error:
             self.ready.put(error)
 
-    def _write(self, file: bytes, words: random.Random) -> LookWork:
+    def write(self, file: bytes, words: random.Random) -> LookWork:
         """The picture between its two marks, then words."""
         (piece,) = self.cutter.cut(read_picture(file, "picture"), "auto", alone=True).pieces
         count = piece.counts[0]
@@ -98,12 +98,6 @@ def draw_file(seed: int, side: int) -> bytes:
 
 
 def build_loop(shape: dict[str, Any], args: argparse.Namespace | SimpleNamespace) -> Loop:
-    device = open_device("cpu" if args.tiny else "cuda")
-    model = build_model(shape, device.torch.type, torch.float32 if args.tiny else torch.bfloat16)
-    encoder, reference = split_model(model, PROCESSOR, device)
-    decoder = accelerate(reference, positions=4096)
-    if not isinstance(decoder, FastDecoder):
-        raise RuntimeError("the decoder is not on the fast tier")
     backends: tuple[Any, ...] = ()
     if not args.tiny:
         from polymux.core.compute.triton.attention import TritonAttention
@@ -111,9 +105,20 @@ def build_loop(shape: dict[str, Any], args: argparse.Namespace | SimpleNamespace
         backends = (TritonAttention(),)
     cache = (1 << 28) if args.tiny else (args.cache << 30)
     settings = SiteSettings(max_rows=128, max_units=args.chunk, block=16, cache_bytes=cache, slice_ms=args.slice)
-    site = Site(device, settings, backends)
-    encode = EncodeStage("encode", encoder, site, max_units=args.encoded // encoder.inlay.shape[0])
-    return Loop(site, {"m": LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m", site)})
+    site = Site(open_device("cpu" if args.tiny else "cuda"), settings, backends)
+    dtype = torch.float32 if args.tiny else torch.bfloat16
+    return Loop(site, {"m": build_program(site, shape, dtype, args.encoded)})
+
+
+def build_program(site: Site, shape: dict[str, Any], dtype: torch.dtype, encoded: int) -> LookProgram:
+    """A model of that shape on the site; `encoded`: vectors of a launch of the encoder."""
+    model = build_model(shape, site.device.torch.type, dtype)
+    encoder, reference = split_model(model, PROCESSOR, site.device)
+    decoder = accelerate(reference, positions=4096)
+    if not isinstance(decoder, FastDecoder):
+        raise RuntimeError("the decoder is not on the fast tier")
+    encode = EncodeStage("encode", encoder, site, max_units=encoded // encoder.inlay.shape[0])
+    return LookProgram(encode, encoder, TokenStage("decode", decoder, site), "m", site)
 
 
 def run(loop: Loop, asker: Asker, files: list[bytes], words: int, name: str) -> tuple[float, float]:

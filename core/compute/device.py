@@ -17,6 +17,13 @@ import torch
 from polymux.core.errors import ConfigError, InternalError
 
 
+def send(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """An array on a device. The host does not wait: a copy from memory that is not pinned would come after all that
+    was launched before, and the host with it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class HostCopy:
     """Tensors copied to the host without waiting. Order of launch is order of arrival."""
 
@@ -87,7 +94,7 @@ class CudaDevice(Device):
         return dict(zip(numbers, sent.split([len(values) for values in numbers.values()])))
 
     def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).pin_memory().to(self.torch, non_blocking=True)
+        return send(array, self.torch)
 
 
 class _LateCopy(HostCopy):

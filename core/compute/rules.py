@@ -14,8 +14,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from polymux.core.compute.device import send
 
 
 class LogitRule(ABC):
@@ -38,9 +41,10 @@ class LogitRule(ABC):
 
     def replay(self, generated: Sequence[int], device: torch.device) -> Tensor:
         """The state (1, width) of a row that has generated these tokens: a preempted row comes back with it."""
-        states = torch.tensor([list(self.begin())], dtype=torch.int64, device=device)
-        for token in generated:
-            states = self.advance(states, torch.tensor([token], device=device))
+        states = send(np.array([list(self.begin())], np.int64), device)
+        tokens = send(np.array(generated, np.int64), device)
+        for place in range(len(generated)):
+            states = self.advance(states, tokens[place : place + 1])
         return states
 
 

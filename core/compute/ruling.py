@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polymux.core.compute.device import send
 from polymux.core.compute.rules import LogitRule
 
 
@@ -68,16 +70,16 @@ class Ladder:
         order = {slot: row for row, slot in enumerate(guesses)}
         longest = max(map(len, guesses.values()))
 
-        def send(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.int64, device=device)
+        def place(numbers: list[int]) -> Tensor:
+            return send(np.array(numbers, np.int64), device)
 
         padded = [id for told in guesses.values() for id in (*told, *[0] * (longest - len(told)))]
         return cls(
-            slots=send(list(guesses)),
-            guesses=send(padded).view(len(guesses), longest),
-            counts=send([len(told) for told in guesses.values()])[:, None],
-            places=send(list(places)),
-            rungs=send([order[slot] * (longest + 1) + len(told) for slot, told in zip(slots, before, strict=True)]),
+            slots=place(list(guesses)),
+            guesses=place(padded).view(len(guesses), longest),
+            counts=place([len(told) for told in guesses.values()])[:, None],
+            places=place(list(places)),
+            rungs=place([order[slot] * (longest + 1) + len(told) for slot, told in zip(slots, before, strict=True)]),
         )
 
 
@@ -178,6 +180,6 @@ class RuleStates:
                     ladders[key] = Ladder.build(draws, of, [before[place] for place in draws], self._device)
                 uses.append(ForetoldUse(rule, ladders[key], states))
             else:
-                rows = torch.tensor(draws, device=self._device)
-                uses.append(RuleUse(rule, rows, torch.tensor(of, device=self._device), states))
+                rows, owners = send(np.array([draws, of], np.int64), self._device)
+                uses.append(RuleUse(rule, rows, owners, states))
         return uses

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polymux.core.compute.device import send
 from polymux.core.compute.masks import MaskUse
 from polymux.core.compute.ruling import ForetoldUse, RuleUse
 from polymux.core.tasks import Sampling
@@ -50,7 +52,7 @@ class Penalties:
         seen = torch.zeros(vocabulary, dtype=torch.bool)
         seen[torch.tensor(prompt, dtype=torch.long)] = True
         counts = torch.bincount(torch.tensor(generated, dtype=torch.long), minlength=vocabulary).to(torch.int32)
-        return cls(seen.to(device), counts.to(device))
+        return cls(send(seen.numpy(), device), send(counts.numpy(), device))
 
 
 def wants_penalties(sampling: Sampling) -> bool:
@@ -120,7 +122,7 @@ def _watch(logits: Tensor, watched: list[tuple[int, ...]]) -> Tensor | None:
     most = max(map(len, watched), default=0)
     if not most:
         return None
-    ids = torch.tensor([[*each, *[0] * (most - len(each))] for each in watched], device=logits.device)
+    ids = send(np.array([[*each, *[0] * (most - len(each))] for each in watched], np.int64), logits.device)
     return logits.log_softmax(dim=-1).gather(1, ids)
 
 
@@ -143,8 +145,8 @@ def _penalize(logits: Tensor, batch: SampleBatch) -> Tensor:
         logits[row] = values - sampling.presence_penalty * (penalties.counts > 0)
     for row in biased:
         bias = batch.samplings[row].logit_bias
-        ids = torch.tensor(list(bias), device=logits.device)
-        logits[row, ids] += torch.tensor(list(bias.values()), device=logits.device)
+        ids = send(np.array(list(bias), np.int64), logits.device)
+        logits[row, ids] += send(np.array(list(bias.values()), np.float32), logits.device)
     return logits
 
 
@@ -152,19 +154,18 @@ def _draw(logits: Tensor, batch: SampleBatch) -> Tensor:
     device = logits.device
     samplings = batch.samplings
     vocabulary = logits.shape[1]
-    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
+    floats = [(sampling.temperature, sampling.top_p, sampling.min_p) for sampling in samplings]
+    temperatures, top_p, min_p = send(np.array(floats, np.float32), device).unbind(dim=1)
     greedy = temperatures == 0.0
     # from the maximum down, so that no temperature is too small
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.where(greedy, 1.0, temperatures)[:, None]
-    seeds = torch.tensor(batch.seeds, dtype=torch.int64, device=device)
-    positions = torch.tensor(batch.positions, dtype=torch.int64, device=device)
+    kept = [sampling.top_k or vocabulary for sampling in samplings]
+    seeds, positions, top_k = send(np.array([batch.seeds, batch.positions, kept], np.int64), device)
     uniform = draw_uniform(seeds, positions)[:, None]
     probabilities = scaled.softmax(dim=-1)
     if any(0 < sampling.top_k < vocabulary or sampling.top_p < 1.0 or sampling.min_p > 0.0 for sampling in samplings):
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        top_k = torch.tensor([sampling.top_k or vocabulary for sampling in samplings], device=device)[:, None]
-        top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
-        min_p = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]
+        top_k, top_p, min_p = top_k[:, None], top_p[:, None], min_p[:, None]
         ranks = torch.arange(vocabulary, device=device)[None]
         before = ordered.cumsum(dim=-1) - ordered
         keep = (ranks < top_k) & ((before < top_p) | (top_p >= 1.0) | (ranks == 0))

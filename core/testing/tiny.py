@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertModel,
@@ -209,3 +210,20 @@ def build(make: Callable[[], torch.nn.Module], seed: int = 0) -> torch.nn.Module
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.35 if "embed" not in name else 1.0)
     return model
+
+
+def bring(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """The model on a device, one that is only imagined too (`core.testing.imagined`); weights that are shared stay so.
+    `dtype`: of its floating numbers."""
+    moved: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in moved:
+                    kind = dtype if tensor.is_floating_point() and dtype is not None else tensor.dtype
+                    moved[tensor] = tensor.detach().to(device, kind)
+                here = moved[tensor]
+                tensors[name] = torch.nn.Parameter(here, requires_grad=False) if tensors is module._parameters else here
+    return model.eval()

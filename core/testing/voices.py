@@ -45,9 +45,9 @@ def tiny_codec_config() -> dict[str, object]:
     }
 
 
-def tiny_csm(context: int = 256) -> torch.nn.Module:
+def tiny_csm(context: int = 256, head_dim: int = 8) -> torch.nn.Module:
     """CSM: frames of `CODEBOOKS` codes from a backbone and a depth decoder, and the tiny Mimi."""
-    shared = {"vocab_size": CODES + 3, "num_codebooks": CODEBOOKS}
+    shared = {"vocab_size": CODES + 3, "num_codebooks": CODEBOOKS, "head_dim": head_dim}
     layers = {**_LAYERS, **shared, "num_hidden_layers": 3, "max_position_embeddings": context}
     depth = {**_LAYERS, **shared, "backbone_hidden_size": 32, "max_position_embeddings": 33}
     config = CsmConfig(

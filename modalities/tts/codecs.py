@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from polymux.core.batch.oneshot import OneShotModel
+from polymux.core.compute.device import send
 from polymux.core.errors import ModelError
 from polymux.modalities.tts.field import find_halo, find_span, read_stack
 
@@ -89,9 +90,11 @@ class MimiCodec(Codec):
         stack = list(read_stack(self.upsample)) if self.upsample is not None else []
         self.left = -find_span(stack, -past, 0)[0]
         self._device = next(self.convolutions.parameters()).device
+        keep_numbers_here(model)
 
     def forward(self, items: list[CodeWindow], slabs: list[Tensor]) -> list[Tensor]:
-        codes = pad_sequence([torch.from_numpy(item.codes) for item in items], batch_first=True).to(self._device)
+        padded = pad_sequence([torch.from_numpy(item.codes) for item in items], batch_first=True)
+        codes = send(padded.numpy(), self._device)
         states = self.quantizer.decode(codes.transpose(1, 2))
         if self.upsample is not None:
             states = self.upsample(states)
@@ -104,6 +107,15 @@ class MimiCodec(Codec):
             sound[(end - start) * self.step - item.count * self.hop : (end - start) * self.step]
             for sound, item, start, end in zip(sounds, items, starts, ends)
         ]
+
+
+def keep_numbers_here(model: nn.Module) -> None:
+    """A module's single integers belong to the host: Mimi's convolutions read their paddings at every pass, and from a
+    card each would be waited for, with all that was launched before it."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.numel() == 1 and not buffer.is_floating_point():
+                module._buffers[name] = buffer.cpu()
 
 
 class DacCodec(Codec):
@@ -126,7 +138,7 @@ class DacCodec(Codec):
         return len(first.codes) == len(item.codes)
 
     def forward(self, items: list[CodeWindow], slabs: list[Tensor]) -> list[Tensor]:
-        codes = torch.from_numpy(np.stack([item.codes for item in items])).to(self._device)
+        codes = send(np.stack([item.codes for item in items]), self._device)
         states = self.quantizer.from_codes(codes.transpose(1, 2))[0]
         sounds = self.decoder(states)[:, 0].float()
         return [

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polymux.core.compute.device import send
 from polymux.core.compute.sampling import draw_uniform
 from polymux.core.errors import ModelError
 from polymux.modalities.tts.codecs import Codec, CodeWindow
@@ -80,7 +81,7 @@ class SnacCodec(Codec):
         return len(first.codes) == len(item.codes)
 
     def forward(self, items: list[CodeWindow], slabs: list[Tensor]) -> list[Tensor]:
-        frames = torch.from_numpy(np.stack([item.codes for item in items])).to(self._device)
+        frames = send(np.stack([item.codes for item in items]), self._device)
         begins = torch.tensor([item.begin for item in items], device=self._device)
         for noise in self._noises:
             noise.begins = begins

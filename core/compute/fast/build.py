@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +36,15 @@ def accelerate(
 ) -> TokenModel:
     """The fast tier of a decoder, or the reference itself where its structure is unfamiliar.
 
-    `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables; `adapters` are served
-    beside the model. The check runs before any quantization and any adapter, with the same attention on both sides,
-    and takes one small forward pass of each.
+    `make` builds the linear layers (a quantized kind); `positions` bounds the rotary tables and with them the context;
+    `adapters` are served beside the model. The check runs before any quantization and any adapter, with the same
+    attention on both sides, and takes one small forward pass of each.
     """
     model, shape = reference.model, reference.shape
+    if positions is not None:  # no row may be longer than the tables
+        shape = replace(shape, context=min(shape.context, positions))
     try:
-        sketch = _read(model, reference.forward, shape, positions, reference.inlay)
+        sketch = _read(model, reference.forward, shape, reference.inlay)
         fast = _assemble(model, shape, sketch, None)
         _prove(model, reference.forward, sketch, fast.forward)
         if make is not None:
@@ -69,7 +71,7 @@ def accelerate_backbone(reference: TransformersBody, make: MakeLinear | None = N
     def rerun(batch: TokenBatch) -> Tensor:
         return fast.run(batch.embed(fast.embed), batch.positions, batch.context)
 
-    sketch = _read(model, run, shape, None)
+    sketch = _read(model, run, shape)
     fast = _assemble_backbone(model, shape, sketch, None)
     _prove(model, run, sketch, rerun)
     return fast if make is None else _assemble_backbone(model, shape, sketch, make)
@@ -133,20 +135,17 @@ def check_batch(
     return batch
 
 
-def _read(
-    model: nn.Module, run: Run, shape: TokenShape, positions: int | None, inlay: CacheSpec | None = None
-) -> _Sketch:
+def _read(model: nn.Module, run: Run, shape: TokenShape, inlay: CacheSpec | None = None) -> _Sketch:
     backbone = find_backbone(model)
     layers = read_layers(model)
-    length = min(shape.context, positions or shape.context)
-    batch = check_batch(model, shape.vocabulary, length, shape.axes, inlay)
+    batch = check_batch(model, shape.vocabulary, shape.context, shape.axes, inlay)
     with torch.inference_mode():
         expected = run(batch).float()
     recorder = batch.context
     if not isinstance(recorder, Recorder) or set(recorder.options) != set(range(len(layers))):
         raise Unfamiliar("its layers do not attend once each")
     example = layers[0].q.weight.detach()[:1, :1]
-    tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, length, example)
+    tables = rotary_tables(backbone.rotary_emb, {layer.kind for layer in layers}, shape.context, example)
     if any(table.shape[-1] != shape.head_dim for table in tables.values()):
         raise Unfamiliar("only a part of each head is rotated")
     axes = rotary_axes(backbone.rotary_emb, shape.axes, example) if shape.axes > 1 else None

@@ -97,7 +97,8 @@ def _draw(logits, temperatures, uniform, drawn, width, uniform_stride, TOP: tl.c
     real = columns < width
     values = tl.load(logits + row * width + columns, real, other=float("-inf")).to(tl.float32)
     best = tl.max(values, axis=0)
-    first = tl.min(tl.where(values == best, columns, width), axis=0)
+    # no column equals NaN; what is drawn of such logits counts for nobody, but it is looked up
+    first = tl.minimum(tl.min(tl.where(values == best, columns, width), axis=0), width - 1)
     temperature = tl.load(temperatures + row)
     scaled = (values - best) / tl.where(temperature > 0, temperature, 1.0)
     kept = real

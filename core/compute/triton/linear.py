@@ -73,6 +73,6 @@ class CudaLinear(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= FEW and x.is_contiguous() and x.dtype != torch.float32:
+        if x.dim() == 2 and x.shape[0] <= FEW and x.is_contiguous() and x.dtype != torch.float32:
             return multiply(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)

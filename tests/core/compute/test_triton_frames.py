@@ -73,3 +73,12 @@ def test_only_the_likeliest_and_their_ties_are_drawn() -> None:
     uniform = torch.linspace(0, 1 - 2**-24, 200, device=DEVICE)
     drawn = frames.draw_place(logits, temperatures, uniform, 2)
     assert set(drawn.tolist()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_what_is_drawn_of_broken_logits_can_be_looked_up(temperature: float, top_k: int) -> None:
+    """An id behind the codebook would be the end of the process, for every stream, at the next lookup."""
+    logits = torch.full((1, 19), float("nan"), device=DEVICE)
+    told = torch.full((1,), temperature, device=DEVICE), torch.full((1,), 0.999, device=DEVICE)
+    assert 0 <= frames.draw_place(logits, *told, top_k).item() < 19
