@@ -21,7 +21,7 @@ from polymux.core.testing.imagined import imagine_card
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 WAITING = {
-    "vits": 500,  # the spline flow of its durations looks at what it masks
+    "vits": 100,  # the spline flow of its durations looks at what it masks
     "flux": 40,  # a row's noise and its clock, once a request; the program of the test reads the result
     "embedder": 20,  # backends are tried before the first request
     "vlm": 6,  # tables of a new size of picture

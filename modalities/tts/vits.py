@@ -10,6 +10,7 @@ What is random is drawn from the utterance's own seed, as transformers draws it 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from polymux.core.batch.oneshot import OneShotModel
+from polymux.core.compute.device import send
 from polymux.modalities.tts.field import Branches, Convolution, Stack, find_halo
 
 SPREAD = 1.5
 """Utterances share a pass while the longest is at most so many times the shortest."""
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Utterances of a pass on a card; others are filled up. A card's library plans each convolution anew for each shape,
+which takes longer than the convolution: few shapes, planned before the first request, are worth some idle rows."""
+
+IDS, FRAMES = 32, 64
+"""Lengths of passes on a card are multiples of these."""
 
 EDGE = 7
 """Kernel of the vocoder's first and last convolution; transformers has it fixed, too."""
@@ -64,12 +73,31 @@ class _Part(OneShotModel):
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
         self.speakers: Any = getattr(model, "embed_speaker", None)
+        self.rounds = self.device.type == "cuda"
+        """Shapes of passes are rounded up."""
+
+    def fill(self, items: list[Any]) -> list[Any]:
+        """As many as a pass has: some again, where there are fewer."""
+        if not self.rounds:
+            return items
+        rows = next((rows for rows in ROWS if rows >= len(items)), len(items))
+        return [*items, *items[:1] * (rows - len(items))]
+
+    def stretch(self, batch: Tensor, unit: int) -> Tensor:
+        """(B, T, ...), T rounded up to whole units by zeros."""
+        if not self.rounds:
+            return batch
+        missing = -batch.shape[1] % unit
+        return torch.cat([batch, batch.new_zeros(len(batch), missing, *batch.shape[2:])], dim=1)
+
+    def send(self, batch: Tensor) -> Tensor:
+        return send(batch.contiguous().numpy(), self.device)
 
     def condition(self, speakers: list[int | None]) -> Tensor | None:
         """(B, embedding, 1) of the speakers; None for a model of one."""
         if self.config.num_speakers <= 1 or any(speaker is None for speaker in speakers):
             return None
-        return self.speakers(torch.tensor(speakers, device=self.device))[..., None]
+        return self.speakers(self.send(torch.tensor(speakers)))[..., None]
 
 
 class VitsReader(_Part):
@@ -86,8 +114,10 @@ class VitsReader(_Part):
         return similar(len(first.ids), len(item.ids)) and (first.speaker is None) == (item.speaker is None)
 
     def forward(self, items: list[Utterance], slabs: list[Tensor]) -> list[Tensor]:
-        ids = pad_sequence([torch.tensor(item.ids) for item in items], batch_first=True).to(self.device)
-        lengths = torch.tensor([len(item.ids) for item in items], device=self.device)
+        wanted, items = items, self.fill(items)
+        padded = pad_sequence([torch.tensor(item.ids) for item in items], batch_first=True)
+        ids = self.send(self.stretch(padded, IDS))
+        lengths = self.send(torch.tensor([len(item.ids) for item in items]))
         mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
         padding = mask[:, None].to(self.dtype)
         read = self.encoder(input_ids=ids, padding_mask=padding.transpose(1, 2), attention_mask=mask.long())
@@ -95,14 +125,15 @@ class VitsReader(_Part):
         states = read.last_hidden_state.transpose(1, 2)
         if self.config.use_stochastic_duration_prediction:
             noise = [draw_noise(item.seed, len(item.ids))[0].T for item in items]
-            latents = pad_sequence(noise, batch_first=True).transpose(1, 2).to(self.device, self.dtype)
+            latents = self.send(self.stretch(pad_sequence(noise, batch_first=True), IDS)).transpose(1, 2)
+            latents = latents.to(self.dtype)
             log = self._draw_durations(states, padding, condition, latents * self.noise_scale)
         else:
             log = self.durations(states, padding, condition)
-        paces = torch.tensor([item.pace * self.pace for item in items], device=self.device)[:, None, None]
+        paces = self.send(torch.tensor([item.pace * self.pace for item in items]))[:, None, None]
         frames = torch.ceil(torch.exp(log.float()) * padding / paces)
         whole = torch.cat([frames.transpose(1, 2), read.prior_means.float(), read.prior_log_variances.float()], dim=-1)
-        return [row[: len(item.ids)] for row, item in zip(whole, items)]
+        return [row[: len(item.ids)] for row, item in zip(whole, wanted)]
 
     def _draw_durations(self, states: Tensor, padding: Tensor, condition: Tensor | None, latents: Tensor) -> Tensor:
         """The stochastic predictor backwards (section 2.2.2), from latents that were drawn elsewhere."""
@@ -130,13 +161,14 @@ class VitsFlow(_Part):
         return similar(first.frames, item.frames) and speakers
 
     def forward(self, items: list[Expansion], slabs: list[Tensor]) -> list[Tensor]:
-        priors = [self._draw(item) for item in items]
-        prior = pad_sequence(priors, batch_first=True).transpose(1, 2).to(self.device, self.dtype)
-        lengths = torch.tensor([item.frames for item in items], device=self.device)
+        priors = self.fill([self._draw(item) for item in items])
+        wanted, items = items, self.fill(items)
+        prior = self.send(self.stretch(pad_sequence(priors, batch_first=True), FRAMES)).transpose(1, 2).to(self.dtype)
+        lengths = self.send(torch.tensor([item.frames for item in items]))
         padding = (torch.arange(prior.shape[2], device=self.device) < lengths[:, None])[:, None].to(self.dtype)
         condition = self.condition([item.utterance.speaker for item in items])
         latents = self.flow(prior, padding, condition, reverse=True)
-        return [row[:, : item.frames].T for row, item in zip(latents, items)]
+        return [row[:, : item.frames].T for row, item in zip(latents, wanted)]
 
     def _draw(self, item: Expansion) -> Tensor:
         """The utterance's prior at every frame, drawn: (frames, dim)."""
@@ -159,6 +191,18 @@ class VitsVocoder(_Part):
         self.decoder = model.decoder
         self.hop = int(np.prod(self.config.upsample_rates))
         self.halo = max(find_halo(read_vocoder(self.config), self.hop))
+        self.usual: list[int] = []
+        """Frames of the windows that utterances are told in, in turn."""
+
+    def rehearse(self, most: int) -> None:
+        """Every window in passes of every size."""
+        dim = self.decoder.conv_pre.in_channels
+        for start, size in zip(accumulate(self.usual, initial=0), self.usual):
+            latents = torch.zeros(start + size + self.halo, dim, dtype=self.dtype, device=self.device)
+            window = LatentWindow(latents, start, start + size, 0 if self.config.num_speakers > 1 else None, size)
+            for rows in ROWS:
+                if rows * size <= most:
+                    self.forward([window] * rows, [])
 
     def compatible(self, first: LatentWindow, item: LatentWindow) -> bool:
         """Of one length: what stands behind the end of a shorter one would be heard."""
@@ -175,12 +219,13 @@ class VitsVocoder(_Part):
         return item.latents[self.begin(item) : item.end + self.halo]
 
     def forward(self, items: list[LatentWindow], slabs: list[Tensor]) -> list[Tensor]:
+        wanted, items = items, self.fill(items)
         latents = torch.stack([self.cut(item) for item in items]).transpose(1, 2).to(self.dtype)
         sounds = self.decoder(latents, self.condition([item.speaker for item in items]))[:, 0].float()
         firsts = [(item.start - self.begin(item)) * self.hop for item in items]
         return [
             sound[first : first + (item.end - item.start) * self.hop]
-            for sound, item, first in zip(sounds, items, firsts)
+            for sound, item, first in zip(sounds, wanted, firsts)
         ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, islice
+from math import log2
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,14 @@ FASTEST = 2.0
 
 LONGEST = 120.0
 """Seconds of one piece; a model that wants more has gone astray."""
+
+
+def list_windows(second: float) -> Iterator[int]:
+    """Frames of an utterance's windows, without end; `second`: frames of a second."""
+    size, most = max(round(FIRST_SECONDS * second), 1), max(round(MOST_SECONDS * second), 1)
+    while True:
+        yield size
+        size = min(2 * size, most)
 
 
 class VitsProgram(Program):
@@ -80,14 +89,15 @@ class VitsProgram(Program):
         frames = self._count(read)
         teller.expect(self._time(piece, read[:, 0].tolist()))
         flown = await job.start(self.flow, OneShotRow(job, Expansion(utterance, read, frames), frames))
-        start, size = 0, max(round(FIRST_SECONDS * self.rate / self.hop), 1)
-        most = max(round(MOST_SECONDS * self.rate / self.hop), 1)
-        while start < frames:
+        start = 0
+        for size in list_windows(self.rate / self.hop):
+            if start >= frames:
+                break
             end = min(start + size, frames)
             window = LatentWindow(flown.result, start, end, utterance.speaker, size)
             heard = await job.start(self.vocoder, OneShotRow(job, window, end - start))
             await teller.tell(heard.result.numpy())
-            start, size = end, min(2 * size, most)
+            start = end
         await teller.finish()
         job.receipt.input_units += len(utterance.ids)
         job.receipt.output_units += frames
@@ -130,6 +140,8 @@ def build_vits(model: Any, site: Site) -> VitsProgram:
     # on a CPU a window fills every core by itself, and other stages get their turn between two
     together = 1.0 if site.device.torch.type == "cpu" else 64 * MOST_SECONDS
     units = max(round(together * second), 1)
+    # one more than it takes to get to the longest: all that follow are of its length
+    vocoder.usual = list(islice(list_windows(second), round(log2(MOST_SECONDS / FIRST_SECONDS)) + 2))
     return VitsProgram(
         OneShotStage("read", reader, site, max_units=max(units, 512), to_host=True),
         OneShotStage("flow", flow, site, max_units=max(units, 512)),

@@ -12,13 +12,17 @@ import torch
 from transformers import VitsConfig
 
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.engine.loop import Loop
+from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.speech.telling import SPOKEN, Spoken
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.media import compare_spectra
+from polymux.core.testing.voices import tiny_vits
+from polymux.modalities.tts import vits
 from polymux.modalities.tts.field import find_halo
 from polymux.modalities.tts.vits import LatentWindow, Utterance, VitsReader, VitsVocoder, read_vocoder
-from polymux.modalities.tts.vits_program import FASTEST
-from polymux.modalities.tts.work import Piece, WordSpan
+from polymux.modalities.tts.vits_program import FASTEST, build_vits
+from polymux.modalities.tts.work import Piece, SpeakWork, WordSpan
 
 IDS = [list(np.random.default_rng(length).integers(1, 30, length)) for length in (9, 14, 20, 3)]
 
@@ -173,3 +177,54 @@ def test_a_cancel_between_two_windows(drive: Callable[..., Driver], say: Any) ->
     driver.cancel("a")
     driver.finish()
     assert len(driver.outputs("a", SPOKEN, Spoken)) == 1
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes are filled up, as on a card."""
+    always = property(lambda part: True, lambda part, value: None)
+    monkeypatch.setattr(vits._Part, "rounds", always, raising=False)
+
+
+@pytest.mark.parametrize("speakers", [1, 3])
+@pytest.mark.usefixtures("rounded")
+def test_what_fills_a_pass_is_heard_by_nobody(
+    drive: Callable[..., Driver], say: Any, sound: Any, originals: dict[str, Any], speakers: int
+) -> None:
+    speaker, model = (1, "vits of three") if speakers > 1 else (None, "vits")
+    driver = drive("vits", speakers=speakers)
+    for number in range(len(IDS)):
+        say(driver, str(number), piece(number, pace=0.7), seed=number, speaker=speaker)
+    driver.finish()
+    for number, ids in enumerate(IDS):
+        expected = whole(originals[model], ids, number, 0.7, speaker)
+        np.testing.assert_allclose(sound(driver, str(number)), expected, atol=1e-4)
+
+
+@pytest.mark.usefixtures("rounded")
+def test_windows_on_a_card_have_shapes_that_were_rehearsed() -> None:
+    """A shape that comes first while somebody waits costs a plan for each of the vocoder's convolutions. Texts of any
+    length come at any time; only what is shorter than a window has a shape of its own."""
+    torch.manual_seed(0)
+    site = Site(LaggedCpu(), SiteSettings(cache_bytes=1 << 26))
+    program = build_vits(tiny_vits().eval(), site)
+    program.vocoder.max_units = 8000
+    seen: set[torch.Size] = set()
+    program.vocoder.model.decoder.register_forward_pre_hook(  # type: ignore[attr-defined]
+        lambda module, inputs: seen.add(inputs[0].shape)
+    )
+    with torch.inference_mode():
+        program.vocoder.model.rehearse(8000)  # type: ignore[attr-defined]
+    rehearsed = set(seen)
+    seen.clear()
+    driver = Driver(Loop(site, {"m": program}))
+    draw = np.random.default_rng(0)
+    for number in range(11):
+        driver.submit(str(number), "m", "speak", SpeakWork(None, number))
+        ids = draw.integers(1, 30, int(draw.integers(60, 140))).tolist()
+        driver.post(str(number), Piece(ids, pace=0.2))
+        driver.post(str(number), Piece(last=True))
+        driver.run(steps=int(draw.integers(0, 6)))
+    driver.finish()
+    assert len(seen) > 5
+    assert seen <= rehearsed, sorted(seen - rehearsed)
