@@ -170,12 +170,37 @@ async def test_twenty_sockets_at_once_all_finish(client, voice):
     assert wrong <= 20, heard
 
 
-async def test_a_spoken_question_is_answered_aloud(client, voice, monkeypatch):
-    """Question in, answer out; what the answer's sound says is what its transcript says."""
-    # the answer is drawn: with seeds of its own, a small model says now and then what is no word
-    monkeypatch.setattr("polymux.core.generation.front.secrets.randbelow", lambda most: 1)
+async def test_an_answer_that_is_spoken_over_stops_and_the_interruption_is_answered(client, voice):
     session = {
         "type": "realtime",
+        "instructions": "Tell a very long story.",
+        "max_output_tokens": 400,
+        "temperature": 0,
+        "audio": {"input": {"transcription": {"model": "starter/transcribe"}}, "output": {"model": "starter/speak"}},
+    }
+    async with client.realtime.connect(model="starter/chat") as connection:
+        await connection.session.update(session=session)
+        await connection.conversation.item.create(
+            item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Tell me a story."}]}
+        )
+        await connection.response.create()
+        first = (await collect(connection, "response.output_audio.delta"))[-1]
+        await connection.session.update(session={**session, "max_output_tokens": 16})
+        await send(connection, say(voice, "What is the capital of France?"))
+        stopped = (await collect(connection, "response.done"))[-1].response
+        assert (stopped.status, stopped.status_details.reason) == ("cancelled", "turn_detected")
+        assert (stopped.id, stopped.output[0].status) == (first.response_id, "incomplete")
+        events = await collect(connection, "response.done")
+    heard = next(event.transcript for event in events if event.type == COMPLETED)
+    assert spell(heard) == spell("What is the capital of France?")
+    assert events[-1].response.output[0].content[0].transcript
+
+
+async def test_a_spoken_question_is_answered_aloud(client, voice):
+    """Question in, answer out; what the answer's sound says is what its transcript says."""
+    session = {
+        "type": "realtime",
+        "temperature": 0,
         "instructions": "You are a helpful assistant who answers in one short sentence.",
         "max_output_tokens": 40,
         "audio": {

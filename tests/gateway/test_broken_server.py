@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ import httpx
 import pytest
 
 from polymux.core.plugins.registry import HOOKS
+from polymux.core.testing.command import run_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -123,20 +119,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         (plugins / f"{name}.py").write_text(code)
     (folder / "polymux.toml").write_text("[plugins]\npatience_seconds = 5\n")
     environment = {**os.environ, "PYTHONPATH": str(folder / "packages")}
-    command = [sys.executable, "-m", "polymux", "serve", "--port", "0", "--plugin-dir", "plugins"]
-    command += ["--disable-plugin", "starter"]
-    log = folder / "server.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
-    try:
-        while not (ready := re.search(r"ready: (\S+)/v1", log.read_text())):
-            assert process.poll() is None, log.read_text()[-5000:]
-            time.sleep(0.2)
-        with httpx.Client(base_url=ready[1], timeout=60) as http:
-            yield http
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    options = ["--plugin-dir", "plugins", "--disable-plugin", "starter"]
+    with (
+        run_server(folder, *options, environment=environment) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
+        yield http
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ SEED = 0
 
 
 FASTEST = 1.0
-"""The voice's own pace, at most: above it, its lengths are a seventh off, and 2.2 is the most it reaches. Stretched, its
-sound is as long as asked, and understood better."""
+"""The voice's own pace, at most: above it, its lengths are a seventh off, and 2.2 is the most that it reaches. A sound
+that is stretched is as long as asked, and understood better."""
 
 
 @dataclass(frozen=True)
