@@ -84,12 +84,15 @@ class PaintFront(Front):
             raise InvalidRequest(f"This model does not serve {task}.")
         width, height = self._size(ask)
         frames = self._frames(ask) if isinstance(ask, Film) else 1
-        check_size(width, height, ask.n, self.multiple)
+        of_source = ask.source is not None and ask.width is None and recipe.frames is None
+        whence = "; that is the image's own size: ask for another with size" if of_source else ""
+        check_size(width, height, ask.n, self.multiple, whence)
         if width * height * frames * ask.n > MOST_FILM_PIXELS:
             raise InvalidRequest(f"{frames} frames of {width}x{height} are too many pixels", param="seconds")
         if recipe.most_pixels is not None and width * height * frames > recipe.most_pixels:
             asked = f"{width}x{height}" if frames == 1 else f"{frames} frames of {width}x{height}"
-            raise InvalidRequest(f"{asked} have more than the {recipe.most_pixels} pixels of this model", param="size")
+            said = f"{asked} have more than the {recipe.most_pixels} pixels of this model{whence}"
+            raise InvalidRequest(said, param="size")
         steps = recipe.steps if ask.steps is None else ask.steps
         if not 1 <= steps <= MOST_STEPS:
             raise InvalidRequest(f"steps must be from 1 to {MOST_STEPS}", param="steps")
@@ -234,17 +237,15 @@ class PaintPresenter(Presenter):
         return []
 
 
-def check_size(width: int, height: int, count: int, multiple: int) -> None:
-    """Raises `InvalidRequest` that says what would be served."""
+def check_size(width: int, height: int, count: int, multiple: int, whence: str = "") -> None:
+    """Raises `InvalidRequest` that says what would be served, and `whence` a size comes that nobody wrote."""
     if not 1 <= count <= MOST_PICTURES:
         raise InvalidRequest(f"n must be from 1 to {MOST_PICTURES}", param="n")
     if width < 1 or height < 1 or width % multiple or height % multiple:
-        raise InvalidRequest(
-            f"{width}x{height} cannot be made: width and height must be multiples of {multiple}, at least {multiple}",
-            param="size",
-        )
+        wanted = f"width and height must be multiples of {multiple}, at least {multiple}"
+        raise InvalidRequest(f"{width}x{height} cannot be made: {wanted}{whence}", param="size")
     if width * height > MOST_PIXELS:
-        raise InvalidRequest(f"{width}x{height} has more than {MOST_PIXELS} pixels", param="size")
+        raise InvalidRequest(f"{width}x{height} has more than {MOST_PIXELS} pixels{whence}", param="size")
     if max(width, height) > LONGEST_ASPECT * min(width, height):
         raise InvalidRequest(f"one side may be {LONGEST_ASPECT} times the other at most", param="size")
     if width * height * count > MOST_PIXELS_TOGETHER:

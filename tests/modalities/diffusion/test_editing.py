@@ -186,7 +186,7 @@ async def test_edits_that_cannot_be(http: httpx.AsyncClient) -> None:
         ({"image": PROGRAM}, {}, "image is no picture in a format that is read here"),
         ({"image": picture, "mask": PROGRAM}, {}, "mask is no picture in a format that is read here"),
         ({"image": picture}, {"size": "0x0"}, "at least 2"),
-        ({"image": save(make_picture(33, 17))}, {}, "multiples of 2"),
+        ({"image": save(make_picture(33, 17))}, {}, "at least 2; that is the image's own size"),
         ({"image": picture}, {"strength": "nan"}, ""),
         ({"mask": save(make_mask())}, {}, "required"),
     ]
