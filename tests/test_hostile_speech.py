@@ -15,21 +15,17 @@ import json
 import re
 import socket
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import av
 import httpx
 import numpy as np
-import psutil
 import pytest
-import websockets
 
+from polymux.core.testing.command import Running, run_server
+from polymux.core.testing.talk import Talk, open_talk
 from polymux.core.text.sentences import split_sentences
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -97,12 +93,12 @@ FRAMES = [
 
 
 class Server:
-    """The running command: its address, its processes, what it counts."""
+    """The running command: what it says, what it counts."""
 
-    def __init__(self, url: str, process: psutil.Process) -> None:
-        self.url = url
-        self.processes = [process, *process.children(recursive=True)]
-        self.client = httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None))
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.url = running.url
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=300, limits=httpx.Limits(max_connections=None))
 
     async def read_metrics(self) -> dict[str, float]:
         lines = (await self.client.get("/metrics")).text.splitlines()
@@ -118,15 +114,6 @@ class Server:
                     return found
                 await asyncio.sleep(0.2)
 
-    def weigh(self) -> dict[str, int]:
-        """What the server's processes hold."""
-        assert all(process.is_running() for process in self.processes)
-        return {
-            "MiB": sum(map(measure_own, self.processes)) >> 20,
-            "threads": sum(process.num_threads() for process in self.processes),
-            "descriptors": sum(process.num_fds() for process in self.processes),
-        }
-
     async def speak(self, **asked: Any) -> bytes:
         answer = await self.client.post("/v1/audio/speech", json={"model": "tts-1", **asked})
         assert answer.status_code == 200, answer.text
@@ -138,45 +125,8 @@ class Server:
         assert done["type"] == "speech.audio.done" and done["receipt"]["sound_seconds"] > 0
         return b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
 
-    @asynccontextmanager
-    async def talk(self, query: str) -> AsyncIterator[Talk]:
-        url = f"{self.url.replace('http', 'ws')}/v1/realtime?{query}"
-        async with websockets.connect(url, max_size=None, open_timeout=None) as connection:
-            talk = Talk(connection)
-            await talk.until("session.created")
-            yield talk
-
-
-class Talk:
-    """One socket: events as dictionaries."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-        self.sound = b""
-
-    async def send(self, type: str, **fields: Any) -> None:
-        await self.connection.send(json.dumps({"type": type, **fields}))
-
-    async def until(self, type: str) -> dict[str, Any]:
-        """The next event of that type; sound on the way is kept."""
-        while True:
-            event = json.loads(await self.connection.recv())
-            if event["type"] == "response.output_audio.delta":
-                self.sound += base64.b64decode(event["delta"])
-            if event["type"] == type:
-                return event
-            assert event["type"] != "error", event
-
-    async def ask(self, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
-        await self.send("response.create")
-
-    async def hear(self, data: bytes, size: int) -> None:
-        """Sound in pieces of so many bytes, whole samples or not."""
-        for start in range(0, len(data), size):
-            audio = base64.b64encode(data[start : start + size]).decode()
-            await self.send("input_audio_buffer.append", audio=audio)
+    def talk(self, query: str) -> AbstractAsyncContextManager[Talk]:
+        return open_talk(self.url, query)
 
 
 @pytest.fixture(scope="module")
@@ -186,21 +136,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    log: Path = tmp_path_factory.mktemp("server") / "log"
     models = [f"starter/{name}" for name in ("chat", "embed", "transcribe", "speak")]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polymux", "serve", *models, "--port", "0"], stdout=file, stderr=file
-        )
-    try:
-        while not (ready := re.search(r"ready: (\S+)/v1", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            await asyncio.sleep(0.2)
-        yield Server(ready[1], psutil.Process(process.pid))
-        assert "Traceback" not in log.read_text(), log.read_text()
-    finally:
-        process.terminate()
-        process.wait(60)
+    with run_server(tmp_path_factory.mktemp("server"), *models) as running:
+        yield Server(running)
+        assert "Traceback" not in running.log.read_text(), running.log.read_text()
 
 
 def decode(format: str, data: bytes) -> np.ndarray:
@@ -303,7 +242,6 @@ async def converse(server: Server, sound: bytes, interrupt: bool) -> None:
             assert done["status"] in ("cancelled", "incomplete", "completed")
             return
         done = (await talk.until("response.done"))["response"]
-        assert done["status"] in ("completed", "incomplete"), done
         said = done["output"][0]["content"][0]["transcript"]
         expected = b""
         for sentence in split_sentences(said):
@@ -314,11 +252,10 @@ async def converse(server: Server, sound: bytes, interrupt: bool) -> None:
 
 async def come_all(server: Server, sound: bytes) -> list[Any]:
     """The hundred, at once. What the good ones heard, in order; anybody's complaint is raised."""
-    read, dictated = [SENTENCES[number % 3] for number in range(6)], (3, 4801, 96_000)
     good: list[Awaitable[Any]] = [
         *(listen(server, asked) for asked in GOOD),
-        *(be_read_to(server, text) for text in read),
-        *(dictate(server, sound, size) for size in dictated),
+        *(be_read_to(server, SENTENCES[number % 3]) for number in range(6)),
+        *(dictate(server, sound, size) for size in (3, 4801, 96_000)),
     ]
     others: list[Awaitable[Any]] = [
         *(be_refused(server, body, status) for body, status in BAD),
@@ -333,26 +270,15 @@ async def come_all(server: Server, sound: bytes) -> list[Any]:
     return heard[: len(good)]
 
 
-def measure_own(process: psutil.Process) -> int:
-    """Bytes that the process has written, for itself or for others too, also where they are swapped out. Pages of
-    weights' files come and go as the system likes."""
-    told = dict(
-        re.findall(r"^(RssAnon|RssShmem|VmSwap):\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text(), re.M)
-    )
-    return 1024 * sum(map(int, told.values()))
-
-
 async def test_a_hundred_clients_and_nothing_is_lost(server: Server) -> None:
     spoken = np.frombuffer(await server.speak(input=QUESTION, response_format="pcm"), "<i2")
     silence = np.random.default_rng(0).integers(-3, 4, 24_000)
     sound = np.concatenate([silence[:12_000], spoken, silence]).astype("<i2").tobytes()
     await come_all(server, sound)
     await server.come_to_rest()
-    before = server.weigh()
+    before = server.running.weigh()
 
-    began = time.monotonic()
     together = await come_all(server, sound)
-    print(f"{time.monotonic() - began:.1f} s", server.weigh())
     metrics = await server.come_to_rest()
     assert metrics["polymux_engine_job_failures_total"] == 0
 
@@ -365,7 +291,7 @@ async def test_a_hundred_clients_and_nothing_is_lost(server: Server) -> None:
         assert np.array_equal(one, two), f"number {number} did not hear what it hears alone"
     assert {text for text in together[-3:]} == {QUESTION}
 
-    after = server.weigh()
+    after = server.running.weigh()
     print(before, after)
     assert after["MiB"] - before["MiB"] < 128, "more than a few pages of the cache, which were never used before"
     assert after["threads"] < 80, "pools grow as they are used, to a bound"
