@@ -10,12 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from polymux.core.testing.command import run_server
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -87,18 +88,8 @@ def server(folder: Path) -> Iterator[Server]:
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "my-plugin"),
     }
-    log = folder / "server.log"
-    command = [sys.executable, "-m", "polymux", "serve", "--port", "0"]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
-    try:
-        while not (ready := re.search(r"ready: (\S+)/v1", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.2)
-        yield Server(ready[1], folder, environment)
-    finally:
-        process.terminate()
-        process.wait(60)
+    with run_server(folder, environment=environment) as running:
+        yield Server(running.url, folder, environment)
 
 
 @pytest.mark.parametrize("block", read_blocks("bash", "python", "javascript"), ids=name)
