@@ -109,7 +109,7 @@ async def test_word_for_word_in_every_format(client: openai.AsyncOpenAI, format:
     assert 0 <= len(samples) - exact < {"mp3": 576, "aac": 1024}.get(format, 1)
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.75, 1.25])
+@pytest.mark.parametrize("speed", [0.5, 0.75, 1.25, 1.5])
 async def test_word_for_word_at_other_speeds(client: openai.AsyncOpenAI, speed: float) -> None:
     assert spell(await hear(client, await speak(client, SENTENCES, speed=speed))) == spell(SENTENCES)
 
