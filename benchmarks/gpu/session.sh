@@ -1,6 +1,7 @@
 #!/bin/bash
 # Everything that is to be shown of the token runtime on one card, in calls of at most ten minutes each.
 #
+#   benchmarks/gpu/session.sh check      every class of model, tiny, built on the card and served: a minute at most. First
 #   benchmarks/gpu/session.sh tokens     workloads A, C, B of both Qwen3 shapes with traces of steady decode, what a launch
 #                                        of each size costs, then the other shapes and CSM
 #   benchmarks/gpu/session.sh speech     64 texts of MMS-VITS; CSM streams, and how many at most
@@ -14,16 +15,18 @@
 # $WHEELS: a folder of the wheels that the machine lacks, for its Python. Beside torch, triton, transformers, tokenizers,
 # numpy, pillow, safetensors, httpx, jinja2, filelock, pluggy, psutil, typer, prometheus-client and uvloop:
 #
-#   tokens, speech, correct   msgspec, llguidance                                                          (3.3 MB)
+#   check, tokens, speech, correct   msgspec, llguidance                                                   (3.3 MB)
 #   served                    the same, and pyzmq, starlette, uvicorn, httptools, pydantic, pydantic_core,
 #                     annotated_types, typing_inspection, python_multipart, websockets, setproctitle       (8.0 MB)
 #
 # Others in the folder are left where they are. av (35 MB) is not needed: nothing here is sound, and where it is missing
 # a stand-in with its names takes its place.
 #
+# Each other part begins with the classes that it needs, too: a crash is known in its first seconds, by name and kernel.
+#
 # With --tiny each script runs small on the CPU, to see that it does; what needs a card is left out.
 set -u
-part=${1:?which part: tokens, speech, served or correct}
+part=${1:?which part: check, tokens, speech, served or correct}
 tiny=${2:-}
 OUT=${OUT:-$(mktemp -d)}
 PYTHON=${PYTHON:-python3}
@@ -82,9 +85,20 @@ step() { # NAME SECONDS COMMAND...
     tail -n "${LINES_SHOWN:-14}" "$OUT/log.txt"
 }
 
+smoke() { # SECONDS CLASS...
+    local seconds=$1
+    shift
+    step "smoke" "$seconds" "$PYTHON" benchmarks/gpu/smoke.py $tiny "$@"
+    grep '"class"' "$OUT/log.txt" | grep -v '"status": 0' | sed 's/^/!! FAILED /'
+}
+
 results=$OUT/results.jsonl
 case $part in
+check)
+    smoke "$([ -n "$tiny" ] && echo 560 || echo 75)"
+    ;;
 tokens)
+    [ -n "$tiny" ] || smoke 45 llama qwen3 gemma3 moe csm
     step tokens 300 "$PYTHON" benchmarks/gpu/tokens.py A C B --models qwen3-0.6b qwen3-8b \
         --out "$results" --table "$OUT/table.md" --trace "$OUT" $tiny
     step mixed 70 "$PYTHON" benchmarks/gpu/mixed.py --model qwen3-8b --out "$OUT/mixed.jsonl" $tiny
@@ -95,9 +109,11 @@ tokens)
     step csm 80 "$PYTHON" benchmarks/gpu/speech.py csm --seconds 60 --out "$OUT/csm.jsonl" $tiny
     ;;
 speech)
+    [ -n "$tiny" ] || smoke 45 vits csm
     step speech 240 "$PYTHON" benchmarks/gpu/speech.py vits csm --out "$results" $tiny
     ;;
 served)
+    [ -n "$tiny" ] || smoke 45 qwen3 embedder
     step online 330 "$PYTHON" benchmarks/gpu/online.py --model qwen3-8b --starts 2 --out "$results" $tiny
     for model in minilm-l6 qwen3-embedding-0.6b; do
         step "$model" 90 "$PYTHON" benchmarks/gpu/embeddings.py --model $model --out "$results" $tiny
