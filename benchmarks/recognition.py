@@ -2,7 +2,9 @@
 
 wer         100 sentences by hibari and four espeak-ng voices, as they are and in noise at 20, 10 and 5 dB
 words       the times of words that were stitched together at known samples
-throughput  eight files at once: ours together, faster-whisper's batched pipeline file by file; int8 on both sides
+throughput  eight files at once: ours together, faster-whisper's batched pipeline file by file
+
+Both with weights in 8 bits, as the starter is served.
 
 pip install polymux[peers]; apt install espeak-ng
 python benchmarks/recognition.py wer words throughput --record
@@ -105,18 +107,17 @@ def count_errors(said: list[str], heard: list[str]) -> int:
 
 
 class Ours:
-    """starter/transcribe in this process, as it is served."""
+    """starter/transcribe in this process, as it is served: with weights in 8 bits."""
 
-    def __init__(self, quantization: str | None) -> None:
+    def __init__(self) -> None:
         starter = polymux_starter.TRANSCRIBE
-        options = {**starter.options, "quantization": quantization}
         self.files = resolve(starter.reference, sha256=starter.sha256)
         site = Site(settings=SiteSettings(deterministic=True))
         pipeline = Transcription()
         self._events = asyncio.new_event_loop()
-        engine = LocalEngine({starter.name: pipeline.load(self.files, site, options)}, site)
+        engine = LocalEngine({starter.name: pipeline.load(self.files, site, starter.options)}, site)
         self.service = Service(
-            [Served(starter.name, pipeline.tasks, pipeline.front(self.files, options), engine, starter.aliases)]
+            [Served(starter.name, pipeline.tasks, pipeline.front(self.files, starter.options), engine, starter.aliases)]
         )
         self.run(engine.start())
         self.run(engine.wait_ready())
@@ -183,9 +184,9 @@ def speak_all(voice: Hibari) -> Iterator[tuple[float | None, str, np.ndarray]]:
 def measure_wer(voice: Hibari) -> list[tuple[str, float, float, str]]:
     """Ours and the peer's share of wrong words, by noise."""
     clips = list(speak_all(voice))
-    ours = Ours(None)
+    ours = Ours()
     heard = ours.run(ours.transcribe_all([sound for _, _, sound in clips]))
-    peer = Peer(ours.files.folder, "float32")
+    peer = Peer(ours.files.folder, "int8")
     theirs = [peer.transcribe(sound) for _, _, sound in clips]
     results = []
     for wanted in [*NOISES, "all"]:
@@ -201,7 +202,7 @@ def measure_wer(voice: Hibari) -> list[tuple[str, float, float, str]]:
 
 def measure_words(voice: Hibari) -> float:
     """Mean absolute error in ms of where words begin and end."""
-    ours = Ours(None)
+    ours = Ours()
     errors = []
     for sentence in SENTENCES[:: len(ENDINGS) + 1]:
         pieces, known, place = [np.zeros(RATE // 4, np.float32)], [], RATE // 4
@@ -232,7 +233,7 @@ def measure_throughput(voice: Hibari) -> tuple[float, float, str]:
         ]
         files.append(np.concatenate(said))
     seconds = sum(map(len, files)) / RATE
-    ours = Ours("int8")
+    ours = Ours()
     peer = Peer(ours.files.folder, "int8")
     ours.run(ours.transcribe_all(files[:1]))
     peer.transcribe_batched(files[0])

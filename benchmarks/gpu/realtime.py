@@ -34,10 +34,10 @@ from polymux.core.vocabulary import Failed, Output, Post, Submit
 from polymux.modalities.asr import scribe
 from polymux.modalities.asr.activity import Network, SpeechDetector, open_activity
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
+from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.policies import AlignAtt, Hypothesis
 from polymux.modalities.asr.program import TranscriptionProgram
-from polymux.modalities.asr.scribe import Desk
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork, Written

@@ -29,8 +29,9 @@ from polymux.core.tasks import (
     Uncommitted,
 )
 from polymux.modalities.asr.activity import FRAME, Listener
+from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.features import RATE
-from polymux.modalities.asr.scribe import Desk, Scribe
+from polymux.modalities.asr.scribe import Scribe
 from polymux.modalities.asr.utterance import Utterance
 from polymux.modalities.asr.utterances import Edge, Endpointing, Utterances
 from polymux.modalities.asr.work import ListenWork
@@ -162,6 +163,7 @@ class Dictation:
         self._pushed = position
         if self._turns.silence >= QUIET and not utterance.quiet:
             utterance.hush()
+            self._scribe.hurry()
 
     def _end(self, scribe: Scribe, position: int, *, asked: bool = False) -> None:
         utterance = scribe.utterance

@@ -107,6 +107,20 @@ class AlignAtt(Policy):
         return len(hypothesis.tokens)
 
 
+def cut_loop(tokens: Sequence[int], before: Sequence[int] = ()) -> Sequence[int]:
+    """The tokens up to where a model that says the same again and again, to their end, begins its second round: it may
+    have begun its first one `before` them. All of them where it does not."""
+    said = [*before, *tokens]
+    end = len(said)
+    for period in range(1, len(said) // 2 + 1):
+        start = len(said) - period
+        while start and said[start - 1] == said[start - 1 + period]:
+            start -= 1
+        if len(said) - start >= 2 * period:
+            end = min(end, start + period)
+    return tokens[: max(end - len(before), 0)]
+
+
 def choose_policy(tokenizer: Tokenizer, *, aligned: bool) -> Callable[[], Policy]:
     """What opens the policy for one utterance after the other. `aligned`: the model's heads follow the sound well."""
 

@@ -24,13 +24,13 @@ from polymux.core.tasks import Heard, Reached
 from polymux.core.text.tokenizer import Tokenizer
 from polymux.modalities.asr.activity import Listener, SpeechDetector, open_activity
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
+from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.dictation import Dictation
 from polymux.modalities.asr.drafting import SmallWhisper
 from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import choose_policy
-from polymux.modalities.asr.scribe import Desk
 from polymux.modalities.asr.seek import Source, find_stride
 from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import SpeechTokens

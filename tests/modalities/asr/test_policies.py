@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polymux.modalities.asr.policies import AlignAtt, Hypothesis, LocalAgreement
+from polymux.modalities.asr.policies import AlignAtt, Hypothesis, LocalAgreement, cut_loop
 
 WORDS = {1: " one", 2: " two", 3: " three", 4: "teen", 5: "."}
 
@@ -41,3 +41,16 @@ def test_align_att_does_not_believe_a_second_telling():
     assert policy.trim(Hypothesis([3, 2, 3, 1], 200, [20, 110, 120, 21])) == 3, "in other words"
     assert policy.trim(Hypothesis([1, 2, 3], 200, [180, 20, 60])) == 3, "one token astray is no first telling"
     assert policy.trim(Hypothesis([1, 5, 5, 2], 200, [20, 180, 190, 40])) == 4, "nor is punctuation"
+
+
+def test_what_is_said_again_and_again_is_said_once():
+    assert cut_loop([1, 2, 3]) == [1, 2, 3]
+    assert cut_loop([1, 2, 3, 3, 3]) == [1, 2, 3]
+    assert cut_loop([4, 1, 2, 3, 1, 2, 3, 1]) == [4, 1, 2, 3]
+    assert cut_loop([1, 2, 1, 2, 5]) == [1, 2, 1, 2, 5], "it ends otherwise"
+    assert cut_loop([]) == []
+
+
+def test_the_first_round_may_be_told_already():
+    assert cut_loop([3, 1, 2, 3], before=[1, 2]) == [3]
+    assert cut_loop([1, 2, 1, 2], before=[1, 2]) == []
