@@ -59,7 +59,7 @@ class Suppress(LogitRule):
 
     def _on(self, logits: Tensor) -> Tensor:
         if self._ids.device != logits.device:
-            self._ids = self._ids.to(logits.device)
+            self._ids = send(self._ids.cpu().numpy(), logits.device)
         return self._ids
 
 
