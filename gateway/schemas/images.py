@@ -14,14 +14,20 @@ from polymux.gateway.schemas.transcriptions import File, FormRequest
 from polymux.gateway.schemas.usage import ReceiptBody
 
 ImageFormat = Literal["png", "jpeg", "webp"]
-ImageQuality = Literal["auto", "exact", "balanced", "fast", "high", "medium", "low"]
+ImageQuality = Literal["auto", "exact", "balanced", "fast", "high", "medium", "low", "hd", "standard"]
 
 MAX_SEED = 2**53 - 1
 """What JSON's readers keep exact."""
 
 SIZE = r"^(auto|[0-9]{1,6}x[0-9]{1,6})$"
 
-PRESETS: dict[str | None, str] = {"high": "exact", "medium": "balanced", "low": "fast"}
+PRESETS: dict[str | None, str] = {
+    "high": "exact",
+    "medium": "balanced",
+    "low": "fast",
+    "hd": "exact",
+    "standard": "balanced",
+}
 """What the protocol's names for a quality mean here."""
 
 VARIATION = 0.6
@@ -49,7 +55,7 @@ class ImageFields(BaseModel):
     )
     true_cfg_scale: float | None = Field(None, ge=1, description="Extension: classifier-free guidance.")
     quality: ImageQuality | None = Field(
-        None, description="exact (high) computes every step; balanced (medium) and fast (low) reuse some."
+        None, description="exact (high, hd) computes every step; balanced (medium, standard) and fast (low) reuse some."
     )
     strict: bool | None = Field(
         None, description="Extension: bitwise the same image whatever else runs; it shares no pass."
