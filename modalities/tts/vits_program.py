@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, islice
-from math import log2
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,11 +39,13 @@ LONGEST = 120.0
 """Seconds of one piece; a model that wants more has gone astray."""
 
 
-def list_windows(second: float) -> Iterator[int]:
-    """Frames of an utterance's windows, without end; `second`: frames of a second."""
+def list_windows(frames: int, second: float) -> Iterator[tuple[int, int]]:
+    """Where the windows of an utterance begin, and their frames; the last may reach behind it. `second`: its frames."""
     size, most = max(round(FIRST_SECONDS * second), 1), max(round(MOST_SECONDS * second), 1)
-    while True:
-        yield size
+    start = 0
+    while start < frames:
+        yield start, size
+        start += size
         size = min(2 * size, most)
 
 
@@ -89,15 +90,11 @@ class VitsProgram(Program):
         frames = self._count(read)
         teller.expect(self._time(piece, read[:, 0].tolist()))
         flown = await job.start(self.flow, OneShotRow(job, Expansion(utterance, read, frames), frames))
-        start = 0
-        for size in list_windows(self.rate / self.hop):
-            if start >= frames:
-                break
+        for start, size in list_windows(frames, self.rate / self.hop):
             end = min(start + size, frames)
             window = LatentWindow(flown.result, start, end, utterance.speaker, size)
             heard = await job.start(self.vocoder, OneShotRow(job, window, end - start))
             await teller.tell(heard.result.numpy())
-            start = end
         await teller.finish()
         job.receipt.input_units += len(utterance.ids)
         job.receipt.output_units += frames
@@ -140,8 +137,8 @@ def build_vits(model: Any, site: Site) -> VitsProgram:
     # on a CPU a window fills every core by itself, and other stages get their turn between two
     together = 1.0 if site.device.torch.type == "cpu" else 64 * MOST_SECONDS
     units = max(round(together * second), 1)
-    # one more than it takes to get to the longest: all that follow are of its length
-    vocoder.usual = list(islice(list_windows(second), round(log2(MOST_SECONDS / FIRST_SECONDS)) + 2))
+    # up to the first of the longest: all that follow are of its length
+    vocoder.usual = [size for _, size in list_windows(round(2.5 * MOST_SECONDS * second), second)]
     return VitsProgram(
         OneShotStage("read", reader, site, max_units=max(units, 512), to_host=True),
         OneShotStage("flow", flow, site, max_units=max(units, 512)),
