@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
 from polymux.core.errors import PolymuxError
 from polymux.core.tasks import LISTEN_RATE, Clear, Commit, Done, Hear, Leave, Listen, Listened
 from polymux.gateway.call import Call
+from polymux.gateway.errors import ClientLeft
 from polymux.gateway.realtime.audio import Ear
 
 AHEAD = 60.0
@@ -99,7 +100,10 @@ class Hearing:
                         await self._tell(answer)
         except PolymuxError as error:
             self.over = True
-            await self._fail(error)
+            with suppress(ClientLeft):
+                await self._fail(error)
+        except ClientLeft:
+            pass  # whoever reads the socket finds out as well
         finally:
             self.over = True
             self._opened.set()

@@ -93,12 +93,16 @@ class RealtimeSocket:
         event = {"type": type, "event_id": f"event_{draw_id()}", **fields}
         text = msgspec.json.encode(event).decode()
         async with self._sending:
-            if self._websocket.application_state is WebSocketState.DISCONNECTED:
-                raise ClientLeft
+            self._check_client()
             try:
                 await self._websocket.send_text(text)
             except WebSocketDisconnect:
                 raise ClientLeft from None
+
+    def _check_client(self) -> None:
+        """Raises `ClientLeft` where a send has found that out, or the socket was closed."""
+        if self._websocket.application_state is WebSocketState.DISCONNECTED:
+            raise ClientLeft
 
     async def fail(self, error: PolymuxError, event_id: str | None = None) -> None:
         body = {
@@ -116,6 +120,7 @@ class RealtimeSocket:
         turn = Turn()
         while True:
             frame = await self._inbox.take()
+            self._check_client()  # what it has sent before is for nobody
             event_id: str | None = None
             try:
                 wire = read_event(frame)

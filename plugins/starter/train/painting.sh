@@ -22,8 +22,8 @@ pack() {  # the report is written last: a folder with a newer one is whole
 one() {
   local name=$1 told=()
   shift
-  if [ -n "${RESUME:-}" ]; then told+=(--resume "$RESUME/$name"); fi
   if [ -n "${MINUTES:-}" ]; then told+=(--minutes "$MINUTES"); fi
+  if [ -n "${RESUME:-}" ]; then told+=(--resume "$RESUME/$name"); fi
   "${PYTHON:-python3}" "$HERE/$name.py" --out "$WORK/$name" "${told[@]}" "$@" > "$OUT/$name.log" 2>&1 &
   local run=$!
   while kill -0 $run 2> /dev/null; do
