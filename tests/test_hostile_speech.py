@@ -242,6 +242,7 @@ async def converse(server: Server, sound: bytes, interrupt: bool) -> None:
             assert done["status"] in ("cancelled", "incomplete", "completed")
             return
         done = (await talk.until("response.done"))["response"]
+        assert done["status"] in ("completed", "incomplete"), done
         said = done["output"][0]["content"][0]["transcript"]
         expected = b""
         for sentence in split_sentences(said):

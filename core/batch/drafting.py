@@ -208,12 +208,7 @@ class DraftModel(Drafter):
         self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]
     ) -> tuple[Tensor, ...]:
         """One draft step as a graph records it."""
-        if self._drawer.slots is None:
-            raise InternalError("only a CUDA device records draft steps")
         logits = self.model.forward(self._packer.pack_step(slots, positions, shared))
-        if rules:
-            drawn = self._drawer.choose(logits, slots, rules)
-        else:
-            drawn = self._drawer.slots.draw(logits, slots, positions + 1)
+        drawn = self._drawer.draw_step(logits, slots, positions + 1, rules)
         self._packer.last[slots] = drawn[0]
         return logits, *drawn

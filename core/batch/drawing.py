@@ -18,6 +18,7 @@ from polymux.core.compute.rules import LogitRule
 from polymux.core.compute.ruling import RuleStates
 from polymux.core.compute.sampling import Penalties, SampleBatch, sample, wants_penalties
 from polymux.core.engine.site import Site
+from polymux.core.errors import InternalError
 from polymux.core.tasks import Sampling
 from polymux.core.text.guide import Guide, MaskWriter
 
@@ -98,6 +99,15 @@ class Drawer:
     def try_out(self) -> AbstractContextManager[None]:
         """Inside, `decide` and `choose` guess: what they draw leaves no trace with the rules."""
         return self._rules.forget()
+
+    def draw_step(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, rules: tuple[LogitRule, ...]
+    ) -> tuple[Tensor, ...]:
+        """What a recorded step draws for rows at these `positions` (R,): as `choose` where they carry rules, else
+        tokens and whether the logits were finite. Looks at nothing on the host."""
+        if self.slots is None:
+            raise InternalError("only a CUDA device records steps")
+        return self.choose(logits, slots, rules) if rules else self.slots.draw(logits, slots, positions)
 
     def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and

@@ -24,7 +24,6 @@ from polymux.core.cache.blocks import CacheSpec, join_specs, paged_kv
 from polymux.core.compute.graphs import DecodeGraphs
 from polymux.core.compute.rules import LogitRule
 from polymux.core.engine.site import Site
-from polymux.core.errors import InternalError
 from polymux.core.stopwatch import part
 
 __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
@@ -215,17 +214,12 @@ class TokenStage(Stage):
         self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]
     ) -> tuple[Tensor, ...]:
         """One decode step as a graph records it."""
-        if self._drawer.slots is None:
-            raise InternalError("only a CUDA device records decode steps")
         batch = self._packer.pack_step(slots, positions, shared)
         batch.wants_hidden = self._packer.depths is not None
         logits = self.model.forward(batch)
         if self._packer.depths is not None:
             self._packer.depths.keep(slots, batch)
-        if rules:
-            drawn = self._drawer.choose(logits, slots, rules)
-        else:
-            drawn = self._drawer.slots.draw(logits, slots, positions + 1)
+        drawn = self._drawer.draw_step(logits, slots, positions + 1, rules)
         self._packer.last[slots] = drawn[0]
         return logits, *drawn
 

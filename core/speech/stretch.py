@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SLOWEST, FASTEST = 0.5, 2.0
 """What one filter does well: slower it cannot, and faster it leaves samples out. Beyond that it takes two."""
 
-
 SILENCE = 0.25
 """Seconds behind a sound: more than the windows of all its filters together."""
 

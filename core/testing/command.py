@@ -25,7 +25,9 @@ class Running:
         self.processes = [process, *process.children(recursive=True)]
 
     def weigh(self) -> dict[str, int]:
-        """What its processes hold together: MiB, threads, descriptors. Raises `psutil.NoSuchProcess` when one died."""
+        """What its processes hold together: MiB, threads, descriptors. Raises `RuntimeError` when one died."""
+        if not all(process.is_running() for process in self.processes):
+            raise RuntimeError(self.log.read_text()[-5000:])
         return {
             "MiB": sum(map(measure_own, self.processes)) >> 20,
             "threads": sum(process.num_threads() for process in self.processes),

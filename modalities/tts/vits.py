@@ -83,7 +83,7 @@ class _Part(OneShotModel):
         rows = next((rows for rows in ROWS if rows >= len(items)), len(items))
         return [*items, *items[:1] * (rows - len(items))]
 
-    def stretch(self, batch: Tensor, unit: int) -> Tensor:
+    def pad(self, batch: Tensor, unit: int) -> Tensor:
         """(B, T, ...), T rounded up to whole units by zeros."""
         if not self.rounds:
             return batch
@@ -116,7 +116,7 @@ class VitsReader(_Part):
     def forward(self, items: list[Utterance], slabs: list[Tensor]) -> list[Tensor]:
         wanted, items = items, self.fill(items)
         padded = pad_sequence([torch.tensor(item.ids) for item in items], batch_first=True)
-        ids = self.send(self.stretch(padded, IDS))
+        ids = self.send(self.pad(padded, IDS))
         lengths = self.send(torch.tensor([len(item.ids) for item in items]))
         mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
         padding = mask[:, None].to(self.dtype)
@@ -125,7 +125,7 @@ class VitsReader(_Part):
         states = read.last_hidden_state.transpose(1, 2)
         if self.config.use_stochastic_duration_prediction:
             noise = [draw_noise(item.seed, len(item.ids))[0].T for item in items]
-            latents = self.send(self.stretch(pad_sequence(noise, batch_first=True), IDS)).transpose(1, 2)
+            latents = self.send(self.pad(pad_sequence(noise, batch_first=True), IDS)).transpose(1, 2)
             latents = latents.to(self.dtype)
             log = self._draw_durations(states, padding, condition, latents * self.noise_scale)
         else:
@@ -163,7 +163,7 @@ class VitsFlow(_Part):
     def forward(self, items: list[Expansion], slabs: list[Tensor]) -> list[Tensor]:
         priors = self.fill([self._draw(item) for item in items])
         wanted, items = items, self.fill(items)
-        prior = self.send(self.stretch(pad_sequence(priors, batch_first=True), FRAMES)).transpose(1, 2).to(self.dtype)
+        prior = self.send(self.pad(pad_sequence(priors, batch_first=True), FRAMES)).transpose(1, 2).to(self.dtype)
         lengths = self.send(torch.tensor([item.frames for item in items]))
         padding = (torch.arange(prior.shape[2], device=self.device) < lengths[:, None])[:, None].to(self.dtype)
         condition = self.condition([item.utterance.speaker for item in items])
