@@ -42,6 +42,8 @@ from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork, Written
 
+STARTED = time.perf_counter()
+
 CHUNK = RATE // 10
 UTTERANCE = 60
 """Chunks of one utterance."""
@@ -51,6 +53,12 @@ CERTAIN = 2
 """Tokens that a look finds certain: four a second, as people speak."""
 LATE = 1.0
 """Seconds after which last words are late."""
+LIMIT = 58.0
+"""Seconds that it may take once everything is imported."""
+STILL = 8.0
+"""Seconds without a word, while words are due, after which nothing more is expected."""
+BEHIND = 6.0
+"""Seconds that the sender may be late: then the card does not keep up, and more of it would say no more."""
 HEADS = [(7, 0), (10, 17), (12, 18), (13, 12), (16, 1), (17, 14), (19, 11), (21, 4), (24, 1), (25, 6)]
 
 
@@ -107,10 +115,15 @@ def build_loop(args: argparse.Namespace) -> Loop:
     return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples, desk)})
 
 
+def say(what: str) -> None:
+    print(f"{time.perf_counter() - STARTED:5.1f} s  {what}", flush=True)
+
+
 class Streams:
     """All sockets: when each sends, and when its words came."""
 
-    def __init__(self, loop: Loop, count: int, seconds: float) -> None:
+    def __init__(self, loop: Loop, count: int, seconds: float, spread: float = UTTERANCE / 10) -> None:
+        """Streams begin one after the other within `spread` seconds."""
         self.loop = loop
         self.count = count
         self.first: list[float] = []
@@ -119,27 +132,34 @@ class Streams:
         """By stream, seconds from each commit to the last words."""
         self.behind = 0.0
         """Seconds that the sender itself was late at worst: the loop was busy."""
+        self._heard_at = 0.0
         self._begun: dict[tuple[int, int], float] = {}
+        self._heard: set[tuple[int, int]] = set()
+        """Utterances whose first words came."""
         self._committed: dict[tuple[int, int], float] = {}
         rng = np.random.default_rng(0)
         sound = rng.normal(0, 0.1, CHUNK * 64).astype(np.float32)
         self._chunks = [pack(Hear(sound[start : start + CHUNK])) for start in range(0, len(sound), CHUNK)]
-        # streams begin one after the other within an utterance, so that their commits are spread
         chunks = int(seconds * 10) // UTTERANCE * UTTERANCE
         self._due = sorted(
-            (stream * UTTERANCE / 10 / count + place / 10, stream, place)
+            (stream * spread / count + place / 10, stream, place)
             for stream in range(count)
             for place in range(1, chunks + 1)
         )
 
     def run(self) -> None:
+        """Raises `RuntimeError` where it stands still, falls far behind, or does not end in time."""
         work = pack(ListenWork(language="en"))
         for stream in range(self.count):
             self.loop.handle(Submit(str(stream), "whisper", "listen", work))
         start = time.perf_counter()
-        place = 0
+        place, told = 0, 0.0
         while place < len(self._due) or self._committed:
             now = time.perf_counter() - start
+            if now >= told + 2.0:
+                told = now
+                say(self._describe(now))
+            self._watch(now, start)
             while place < len(self._due) and self._due[place][0] <= now:
                 self.behind = max(self.behind, now - self._due[place][0])
                 self._send(*self._due[place])
@@ -155,12 +175,32 @@ class Streams:
         self.loop.step()
         self.loop.check_integrity()
 
+    def _describe(self, now: float) -> str:
+        stats = self.loop.stats()
+        last = [late for each in self.last for late in each]
+        worst = f", the latest by {max(last):.2f} s" if last else ""
+        return (
+            f"{now:.0f} s of sound are due, the sender was {self.behind:.2f} s late; {len(self.first)} first words, "
+            f"{len(last)} last words{worst}, {len(self._committed)} awaited; {stats['launches_total']} launches, "
+            f"{stats['rows_running']} rows run, {stats['rows_waiting']} wait"
+        )
+
+    def _watch(self, now: float, start: float) -> None:
+        if self._committed and now - self._heard_at > STILL:
+            raise RuntimeError(f"nothing was written for {STILL:g} s: {self._describe(now)}")
+        if self.behind > BEHIND:
+            raise RuntimeError(f"it does not keep up: {self._describe(now)}")
+        if time.perf_counter() - STARTED > LIMIT:
+            raise RuntimeError(f"it did not end within {LIMIT:g} s: {self._describe(now)}")
+
     def _send(self, due: float, stream: int, place: int) -> None:
         utterance = (place - 1) // UTTERANCE
         self._begun.setdefault((stream, utterance), due - 0.1)
         self.loop.handle(Post(str(stream), self._chunks[(stream + place) % len(self._chunks)]))
         if place % UTTERANCE == 0:
             self.loop.handle(Post(str(stream), pack(Commit())))
+            if not self._committed:
+                self._heard_at = due
             self._committed[stream, utterance] = due
 
     def _take(self, report: object, now: float) -> None:
@@ -169,9 +209,11 @@ class Streams:
         if not (isinstance(report, Output) and report.kind == Written.__name__):
             return
         written = unpack(report.body, Written)
+        self._heard_at = now
         key = (int(report.job), written.index)
-        if key in self._begun and written.tokens:
-            self.first.append(now - self._begun.pop(key))
+        if written.tokens and key not in self._heard:
+            self._heard.add(key)
+            self.first.append(now - self._begun[key])
         if written.last:
             self.last[key[0]].append(now - self._committed.pop(key))
 
@@ -179,7 +221,7 @@ class Streams:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=36.0)
+    parser.add_argument("--seconds", type=float, default=18.0)
     parser.add_argument("--together", type=int, default=16, help="windows of one encoder pass")
     parser.add_argument("--cache", type=int, default=64, help="GiB")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
@@ -190,8 +232,16 @@ def main() -> None:
     scribe.UNSURE = -float("inf")  # random weights are sure of nothing
     gc.collect()
     gc.freeze()
+    say("imported")
     loop = build_loop(args)
-    Streams(loop, min(args.streams, 8), 6.0).run()  # warms up
+    say("the model is there")
+    for stage in loop.programs["whisper"].stages:
+        stage.warm()
+        say(f"{stage.name} is warm")
+    Streams(
+        loop, min(args.streams, 8), 6.0, spread=1.0
+    ).run()  # windows of every length are encoded, all that is recorded is
+    say("one utterance of a few sockets is written")
     streams = Streams(loop, args.streams, args.seconds)
     streams.run()
     kept = sum(max(late) <= LATE for late in streams.last)

@@ -18,12 +18,15 @@ import argparse
 import gc
 import statistics
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
+from kernels import profile
 from ledger import record
 from parrot import Parrot
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from polymux.core.batch.drafting import DraftModel
@@ -196,6 +199,47 @@ def note(args: argparse.Namespace, what: str, speed: float, peer: str | None, pe
         )
 
 
+def explain(args: argparse.Namespace, loop: Loop) -> None:
+    """Where the time of one window goes, and of many: one run each under the profiler, behind one that warms up."""
+    rng = np.random.default_rng(1)
+
+    def run(windows: int) -> float:
+        return transcribe(loop, [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(windows)])
+
+    parts = [explain_encoder(args, loop)]
+    for windows in args.windows:
+        first, second = run(windows), run(windows)
+        parts.append(f"==== {windows} windows: {first:.2f} s at first, then {second:.3f} s; under the profiler")
+        print(parts[-1], flush=True)
+        parts.append(profile(lambda windows=windows: run(windows)))
+        args.profile.write_text("\n".join(parts))
+
+
+def explain_encoder(args: argparse.Namespace, loop: Loop) -> str:
+    """Milliseconds of encoder passes, and with each attention that torch has."""
+    program = loop.programs["whisper"]
+    encoder = program.hearing.encoder.model
+    kinds = {"its own choice": None, "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    told = []
+    for windows in (1, args.together):
+        samples = [np.zeros(encoder.samples, np.float32)] * windows
+        slabs = list(torch.empty(windows, *encoder.slab.shape, dtype=encoder.slab.dtype, device=loop.site.device.torch))
+        for name, kind in list(kinds.items())[: 1 if args.tiny else None]:
+            with torch.inference_mode(), nullcontext() if kind is None else sdpa_kernel([kind]):
+                times = []
+                for _ in range(4):
+                    began = time.perf_counter()
+                    encoder.forward(samples, slabs)
+                    launched = time.perf_counter()
+                    if not args.tiny:
+                        torch.cuda.synchronize()
+                    times.append((time.perf_counter() - began, launched - began))
+            took, host = min(times)
+            told.append(f"encoder, {windows} windows, attention {name}: {1e3 * took:.2f} ms, host {1e3 * host:.2f} ms")
+            print(told[-1], flush=True)
+    return "\n".join(told)
+
+
 def speculate(args: argparse.Namespace) -> None:
     """Windows of known text with and without a draft model, one after the other in the same process."""
     plain: dict[int, float] = {}
@@ -228,7 +272,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
     parser.add_argument("--speculation", action="store_true", help="with and without a draft model, and nothing else")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--profile", type=Path, help="tell there where the time goes, and measure nothing")
     args = parser.parse_args()
     if args.tiny:
         args.windows, args.runs, args.cache = [1, 3], 1, 1
@@ -238,14 +282,12 @@ def main() -> None:
         return
     gc.freeze()
     loop = build_loop(args)
+    if args.profile:
+        explain(args, loop)
+        return
     for windows in args.windows:
         peer = (PEER, PEER_FIGURES[windows]) if windows in PEER_FIGURES else (None, None)
         note(args, f"{windows} windows of 30 s, {FORCED} tokens", measure(args, loop, windows), *peer)
-    if args.profile:
-        rng = np.random.default_rng(1)
-        with torch.profiler.profile() as profile:
-            transcribe(loop, [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(max(args.windows))])
-        args.profile.write_text(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30))
 
 
 if __name__ == "__main__":
