@@ -9,6 +9,7 @@ host waits    what the host spends in synchronising calls, a step, microseconds:
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -41,35 +42,34 @@ def trace_steps(step: Callable[[], object], steps: int = STEPS) -> dict[str, Any
 
 def summarise(events: list[dict[str, Any]]) -> dict[str, Any]:
     """From the complete events of a chrome trace; times in microseconds."""
-    kernels = sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    )
-    launches = sorted(event["ts"] for event in events if event["name"] == LAUNCH)
+    launched = {event["args"]["correlation"]: event["ts"] for event in events if event["name"] == LAUNCH}
+    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in kernels)
     waits = [event["dur"] for event in events if "Synchronize" in event["name"] and event.get("cat") == "cuda_runtime"]
-    if len(kernels) < 2 or len(launches) < 3:
-        return {"steps": len(launches), "kernels": len(kernels)}
-    merged = [list(kernels[0])]
-    for begin, end in kernels[1:]:
-        if begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    busy = sum(end - begin for begin, end in merged)
-    gaps = sorted((second[0] - first[1] for first, second in pairwise(merged)), reverse=True)
-    between = gaps[: len(launches) - 1]  # the largest are those between steps, at worst
-    # a step's kernels begin after its launch, and after those of the step before
-    bounds = [max((end for begin, end in merged if begin < launch), default=launch) for launch in launches[1:]]
-    leads = [end - launch for launch, end in zip(launches[1:], bounds)]
+    # all kernels of a recorded step bear the number of the call that launched it
+    steps: dict[int, tuple[float, float]] = {}
+    for event in kernels:
+        number = event["args"].get("correlation")
+        if number in launched:
+            begin, end = steps.get(number, (math.inf, -math.inf))
+            steps[number] = min(begin, event["ts"]), max(end, event["ts"] + event["dur"])
+    if len(steps) < 3:
+        return {"steps": len(steps), "kernels": len(spans)}
+    busy, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    order = sorted(steps, key=lambda number: launched[number])
+    idle = [steps[second][0] - steps[first][1] for first, second in pairwise(order)]
+    leads = [steps[first][1] - launched[second] for first, second in pairwise(order)]
     return {
-        "steps": len(launches),
-        "kernels": len(kernels),
-        "step_us": (kernels[-1][1] - kernels[0][0]) / len(launches),
-        "busy_percent": 100 * busy / (merged[-1][1] - merged[0][0]),
-        "idle_us_median": statistics.median(between),
-        "idle_us_max": between[0],
+        "steps": len(steps),
+        "kernels": len(spans),
+        "step_us": (end - spans[0][0]) / len(steps),
+        "busy_percent": 100 * busy / (end - spans[0][0]),
+        "idle_us_median": statistics.median(idle),
+        "idle_us_max": max(idle),
         "lead_us_median": statistics.median(leads),
         "lead_us_min": min(leads),
-        "host_waits_us": sum(waits) / len(launches),
+        "host_waits_us": sum(waits) / len(steps),
     }

@@ -45,6 +45,10 @@ KINDS = {
 }
 
 
+def name_kind(kernel: str) -> str | None:
+    return next((kind for kind, parts in KINDS.items() if any(part in kernel.lower() for part in parts)), None)
+
+
 def build(shape: dict[str, Any], tiny: bool) -> tuple[TokenModel, Packer]:
     device = "cpu" if tiny else "cuda"
     model = build_model(shrink(shape), "cpu", torch.float32) if tiny else build_model(shape)
@@ -84,12 +88,8 @@ def share_out(launch: Callable[[], Any], tiny: bool) -> dict[str, float]:
         if not tiny and event.device_type != torch.autograd.DeviceType.CUDA:
             continue  # the operators that launched them
         took = event.self_cpu_time_total if tiny else event.self_device_time_total
-        name = event.key
         if took:
-            kind = next(
-                (kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), name[:60]
-            )
-            spent[kind] += took / 1e3
+            spent[name_kind(event.key) or event.key[:60]] += took / 1e3
     return dict(sorted(spent.items(), key=lambda item: -item[1])[:12])
 
 
