@@ -104,7 +104,7 @@ def main() -> None:
             run_paged(dtype, dim, options)
             merged = torch.randn(90, 8, dim, device=DEVICE).to(dtype)
             starts = torch.tensor([0, 1, 70, 90], dtype=torch.int32, device=DEVICE)
-            attend_packed(*merged.split([4, 2, 2], dim=1), starts, 69, options)
+            attend_packed(*merged.split([4, 2, 2], dim=1), starts, options)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     print("every kernel ran", flush=True)

@@ -29,7 +29,7 @@ class TritonAttention(AttentionBackend):
         return None
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, options: AttentionOptions) -> Tensor:
-        return attend_packed(query, key, value, rows.edges(query.device), rows.longest, options)
+        return attend_packed(query, key, value, rows.edges(query.device), options)
 
     def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         singles = batch.singles
@@ -65,7 +65,6 @@ class TritonAttention(AttentionBackend):
             batch.row_starts[singles:],
             batch.row_lengths[singles:],
             batch.block,
-            batch.largest,
             options,
             out,
         )

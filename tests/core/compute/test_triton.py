@@ -82,7 +82,7 @@ def test_packed_attention_equals_the_reference(name: str, dim: int, dtype: torch
     merged = draw(STARTS[-1], 8, dim, dtype=dtype)
     query, key, value = merged.split([4, 2, 2], dim=1)
     rows = PackedRows(STARTS)
-    found = attend_packed(query, key, value, rows.edges(merged.device), rows.longest, options)
+    found = attend_packed(query, key, value, rows.edges(merged.device), options)
     exact = SdpaAttention().packed(query.float(), key.float(), value.float(), rows, options)
     torch.testing.assert_close(found.float(), exact, rtol=DTYPES[dtype], atol=DTYPES[dtype])
 
@@ -98,7 +98,7 @@ class Packed(SdpaAttention):
         rows: PackedRows,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        return attend_packed(query, key, value, rows.edges(query.device), rows.longest, options)
+        return attend_packed(query, key, value, rows.edges(query.device), options)
 
 
 class Bare:
