@@ -1,4 +1,7 @@
-"""How long the parts of a start take: measured where they run, told where the model is listed."""
+"""How long the parts of a start take: measured where they run, told where the model is listed.
+
+Parts may lie inside each other. Each keeps what is its own, so that together they are the whole.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,30 @@ def since_begin() -> float:
 
 @contextmanager
 def stopwatch() -> Iterator[dict[str, float]]:
-    """Seconds of the parts that are measured inside, in their order."""
+    """Seconds of the parts that are measured inside, in the order of their ends."""
     parts: dict[str, float] = {}
     token = _parts.set(parts)
     try:
         yield parts
     finally:
         _parts.reset(token)
+        for name, seconds in parts.items():
+            parts[name] = round(seconds, 3)
 
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Measure a part; one of the same name adds to it. Without a stopwatch around it, nothing is kept."""
-    began = time.monotonic()
+    """Measure a part, without the parts inside it; one of the same name adds to it.
+
+    Without a stopwatch around it, nothing is kept; a thread is not inside of what started it.
+    """
+    parts = _parts.get()
+    if parts is None:
+        yield
+        return
+    began, inside = time.monotonic(), sum(parts.values())
     try:
         yield
     finally:
-        parts = _parts.get()
-        if parts is not None:
-            parts[name] = round(parts.get(name, 0.0) + time.monotonic() - began, 3)
+        inside = sum(parts.values()) - inside
+        parts[name] = parts.get(name, 0.0) + time.monotonic() - began - inside

@@ -6,6 +6,7 @@ half and one and a half times their mean; the load and the peer's figures are th
 same kind of card, measured on another day.
 
 With --starts 2 the server is started twice: without compiled kernels, then with those of the first time.
+--starts-only ends there.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/online.py --model qwen3-8b --out FILE
 With --tiny: a small model of the same structure on the CPU, to see that it runs.
@@ -18,6 +19,8 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -111,6 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals at every rate")
     parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--starts-only", action="store_true", help="no arrivals")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--log", type=int, default=2000, help="characters of the server's log to show at the end")
     args = parser.parse_args()
@@ -127,16 +131,32 @@ def main() -> None:
         write_shape(shrink(shape) if args.tiny else shape, folder, device)
         args.hardware = release()
         print(f"wrote the weights in {time.perf_counter() - begin:.1f} s", flush=True)
+        if args.starts_only:
+            show_imports(folder)
         for start in range(args.starts):
             with serve(folder, device, "float32" if args.tiny else "bfloat16", shown=args.log) as server:
                 report_start(server, args, ", kernels compiled before" if start else "")
-                if start < args.starts - 1:
+                if args.starts_only or start < args.starts - 1:
                     continue
                 asyncio.run(load(server.port, 8, 16 if args.tiny else 512, warm, words, answer))
                 for (rate, prompt), (peer_first, peer_between) in loads.items():
                     count = int(rate * (2.0 if args.tiny else args.seconds))
                     streams, seconds = asyncio.run(load(server.port, rate, prompt, count, words, answer))
                     report(args, rate, prompt, streams, seconds, peer_first, peer_between)
+
+
+def show_imports(folder: Path) -> None:
+    """What takes long where the model's code is imported (-X importtime)."""
+    found = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import polymux.core.generation.program"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stderr
+    lines = [line.removeprefix("import time:").split("|") for line in found.splitlines() if "|" in line]
+    for own, whole, name in lines[1:]:
+        if int(whole) > 100_000:
+            print(f"{int(whole) / 1e6:7.2f} s, own {int(own) / 1e6:5.2f} s {name}")
 
 
 def report(

@@ -51,12 +51,11 @@ def load_decoder(
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **placed)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a language model from {folder}: {error}") from error
-    with part("to device"):
+    with part("weights"):
         reference = TransformersDecoder(model.to(device))
     served = AdapterSet(reference.model, adapters, dtype) if adapters else None
     if tier != "reference":
-        with part("rebuild and proof"):
-            return accelerate(reference, make, positions, served)
+        return accelerate(reference, make, positions, served)
     if served is not None:
         reference.adapt(served)
     return reference

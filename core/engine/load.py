@@ -76,9 +76,8 @@ def load_program(model: ModelSpec, plugins: Plugins, site: Site) -> Program:
     files = ModelFiles(model.reference, Path(model.folder))
     pipeline = plugins.choose_pipeline(files, model.pipeline)
     try:
-        with part("load"):
+        with part("other"):
             program = pipeline.load(files, site, model.options)
-        with part("warm"):
             for stage in program.stages:
                 stage.warm()
         return program

@@ -23,6 +23,7 @@ from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
 from polymux.core.generation.guidance import GrammarStage, open_guide
 from polymux.core.generation.work import SCORES, GenerateWork, Guidance, PromptScores
 from polymux.core.pipeline import Program
+from polymux.core.stopwatch import part
 from polymux.core.text.grammar import Grammar, Grammars
 from polymux.core.text.tokenizer import Tokenizer
 
@@ -153,8 +154,10 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         quantizers=site.quantizers,
         adapters=adapters,
     )
-    grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
+    with part("tokenizer"):
+        grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)
     drafter = open_drafter(options.get("speculation"), decoder, site, site.draftings)
-    stage = TokenStage("decode", decoder, site, drafter=drafter)
+    with part("stage"):
+        stage = TokenStage("decode", decoder, site, drafter=drafter)
     served = AdapterStage(decoder.adapters, site) if decoder.adapters is not None else None
     return GenerationProgram(stage, files.reference, grammars, served)

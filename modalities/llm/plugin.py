@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polymux.core.hooks import hookimpl
 from polymux.core.pipeline import Front, Pipeline, Program
 from polymux.core.plugins import Example
+from polymux.core.stopwatch import part
 
 if TYPE_CHECKING:
     from polymux.core.engine.site import Site
@@ -43,7 +44,8 @@ class TextGeneration(Pipeline):
         return GenerateFront.load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-        from polymux.core.generation.program import load_generation
+        with part("import of the model's code"):
+            from polymux.core.generation.program import load_generation
 
         return load_generation(files, site, options)
 

@@ -21,6 +21,7 @@ from polymux.core.compute.fast.operations import RotaryTable, choose_operations
 from polymux.core.compute.fast.proof import prove
 from polymux.core.compute.fast.structure import LayerParts, Norm, Unfamiliar, find_backbone, read_layers, read_norm
 from polymux.core.compute.sdpa import SdpaAttention
+from polymux.core.stopwatch import part
 
 log = logging.getLogger("polymux.engine")
 
@@ -44,9 +45,12 @@ def accelerate(
     if positions is not None:  # no row may be longer than the tables
         shape = replace(shape, context=min(shape.context, positions))
     try:
-        sketch = _read(model, reference.forward, shape, reference.inlay)
-        fast = _assemble(model, shape, sketch, None)
-        _prove(model, reference.forward, sketch, fast.forward)
+        with part("reference run"):
+            sketch = _read(model, reference.forward, shape, reference.inlay)
+        with part("rebuild"):
+            fast = _assemble(model, shape, sketch, None)
+        with part("proof"):
+            _prove(model, reference.forward, sketch, fast.forward)
         if make is not None:
             del fast  # its merged weights are a second copy of the model, and the quantized ones are a third
             fast = _assemble(model, shape, sketch, make)
