@@ -5,6 +5,8 @@
 #   benchmarks/gpu/session.sh tokens     workloads A, C, B of both Qwen3 shapes with traces of steady decode, what a launch
 #                                        of each size costs, then the other shapes and CSM
 #   benchmarks/gpu/session.sh speech     64 texts of MMS-VITS; CSM streams, and how many at most
+#   benchmarks/gpu/session.sh heard      Whisper large-v3: windows, sockets, a draft's guesses
+#   benchmarks/gpu/session.sh where      no figures: where the time goes, kernel by kernel
 #   benchmarks/gpu/session.sh served     8B over HTTP: start and arrivals; embeddings in process and over HTTP
 #   benchmarks/gpu/session.sh correct    parity against transformers, pytest -m gpu, compute-sanitizer
 #
@@ -15,7 +17,8 @@
 # $WHEELS: a folder of the wheels that the machine lacks, for its Python. Beside torch, triton, transformers, tokenizers,
 # numpy, pillow, safetensors, httpx, jinja2, filelock, pluggy, psutil, typer, prometheus-client and uvloop:
 #
-#   check, tokens, speech, correct   msgspec, llguidance                                                   (3.3 MB)
+#   tokens, speech, correct   msgspec, llguidance                                                          (3.3 MB)
+#   check, heard, where       the same, and silero_vad                                                      (15 MB)
 #   served                    the same, and pyzmq, starlette, uvicorn, httptools, pydantic, pydantic_core,
 #                     annotated_types, typing_inspection, python_multipart, websockets, setproctitle       (8.0 MB)
 #
@@ -26,7 +29,7 @@
 #
 # With --tiny each script runs small on the CPU, to see that it does; what needs a card is left out.
 set -u
-part=${1:?which part: check, tokens, speech, served or correct}
+part=${1:?which part: check, tokens, speech, heard, where, served or correct}
 tiny=${2:-}
 OUT=${OUT:-$(mktemp -d)}
 PYTHON=${PYTHON:-python3}
@@ -36,10 +39,13 @@ cd "$here" || exit 1
 mkdir -p "$OUT"
 
 needed="msgspec llguidance"
-if [ "$part" = served ]; then
+case $part in
+served)
     needed+=" pyzmq starlette uvicorn httptools pydantic pydantic_core annotated_types typing_inspection"
     needed+=" python_multipart websockets setproctitle"
-fi
+    ;;
+check | heard | where) needed+=" silero_vad" ;;
+esac
 
 install() {
     # the project with its entry points, beside what the machine has
@@ -111,6 +117,18 @@ tokens)
 speech)
     [ -n "$tiny" ] || smoke 45 vits csm
     step speech 240 "$PYTHON" benchmarks/gpu/speech.py vits csm --out "$results" $tiny
+    ;;
+heard)
+    [ -n "$tiny" ] || smoke 45 whisper
+    step windows 90 "$PYTHON" benchmarks/gpu/recognition.py --out "$results" $tiny
+    step sockets 90 "$PYTHON" benchmarks/gpu/realtime.py --out "$results" $tiny
+    step guesses 90 "$PYTHON" benchmarks/gpu/recognition.py --speculation --out "$results" $tiny
+    ;;
+where)
+    step decode 60 "$PYTHON" benchmarks/gpu/decode.py --out "$OUT/decode.jsonl" $tiny
+    step mixed 70 "$PYTHON" benchmarks/gpu/mixed.py --out "$OUT/mixed.jsonl" $tiny
+    step attention 60 "$PYTHON" benchmarks/gpu/attention.py --out "$OUT/attention.jsonl" $tiny
+    step recognition 60 "$PYTHON" benchmarks/gpu/recognition.py --runs 1 --profile "$OUT/recognition.profile" $tiny
     ;;
 served)
     [ -n "$tiny" ] || smoke 45 qwen3 embedder
