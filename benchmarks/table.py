@@ -1,7 +1,9 @@
-"""The README's table of figures, made from `results/RESULTS.jsonl`: the newest line of every metric, unit and peer.
+"""Tables of figures, made from `results/RESULTS.jsonl`: the newest line of every metric, unit and peer.
 
-python benchmarks/table.py          rewrite the README's table
-python benchmarks/table.py --check  exit 1 if it is not what the results say
+`results/FIGURES.md` has them all, the README those that stand beside a peer's.
+
+python benchmarks/table.py          rewrite both
+python benchmarks/table.py --check  exit 1 if they are not what the results say
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Any
 from ledger import RESULTS
 
 README = Path(__file__).parents[1] / "README.md"
+FIGURES = RESULTS.with_name("FIGURES.md")
 BEGIN, END = "<!-- figures: python benchmarks/table.py -->", "<!-- end of figures -->"
 
-SHOWN = (
+ORDER = (
     "language",
     "gateway",
     "tokens",
@@ -31,7 +34,7 @@ SHOWN = (
     "diffusion_arrivals",
     "starters",
 )
-"""Benchmarks whose figures the README shows, but for their memory; the others are for engineers."""
+"""Benchmarks whose figures the README shows; the others are for engineers, and stand below these in `FIGURES.md`."""
 
 
 def read_newest(results: Path) -> list[dict[str, Any]]:
@@ -47,8 +50,6 @@ def read_newest(results: Path) -> list[dict[str, Any]]:
 def render(figures: list[dict[str, Any]]) -> str:
     rows = ["| what | ours | peer | theirs | ratio | measured |", "|---|--:|---|--:|--:|---|"]
     for figure in figures:
-        if figure["benchmark"] not in SHOWN or figure["metric"].endswith(", peak"):
-            continue
         value, peer_value = figure["value"], figure["peer_value"]
         ratio = "" if not peer_value else f"{value / peer_value:.2f}"
         theirs = "" if peer_value is None else _number(peer_value)
@@ -76,18 +77,23 @@ def _number(value: float) -> str:
 
 
 def _order(benchmark: str) -> int:
-    return SHOWN.index(benchmark) if benchmark in SHOWN else len(SHOWN)
+    return ORDER.index(benchmark) if benchmark in ORDER else len(ORDER)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    readme = README.read_text()
-    wanted = insert(readme, render(read_newest(RESULTS)))
+    figures = read_newest(RESULTS)
+    compared = [figure for figure in figures if figure["benchmark"] in ORDER and figure["peer"]]
+    wanted = {
+        README: insert(README.read_text(), render(compared)),
+        FIGURES: f"# Figures\n\nFrom `RESULTS.jsonl`, by `python benchmarks/table.py`.\n\n{render(figures)}\n",
+    }
     if arguments.check:
-        return int(readme != wanted)
-    README.write_text(wanted)
+        return int(any(not file.exists() or file.read_text() != text for file, text in wanted.items()))
+    for file, text in wanted.items():
+        file.write_text(text)
     return 0
 
 
