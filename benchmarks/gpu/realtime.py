@@ -37,7 +37,7 @@ from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignme
 from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.policies import AlignAtt, Hypothesis
-from polymux.modalities.asr.program import TranscriptionProgram
+from polymux.modalities.asr.program import HEAD_START_MS, TranscriptionProgram
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork, Written
@@ -101,7 +101,9 @@ def build_loop(args: argparse.Namespace) -> Loop:
     settings = SiteSettings(max_rows=2 * args.streams, max_units=4096, cache_bytes=args.cache << 30, slice_ms=20.0)
     site = Site(device, settings, backends)
     encoder, decoder = split_whisper(model)
-    encode = OneShotStage("encode", encoder, site, max_units=args.together, max_rows=args.together)
+    encode = OneShotStage(
+        "encode", encoder, site, max_units=args.together, max_rows=args.together, head_start_ms=HEAD_START_MS
+    )
     decode = TokenStage("decode", decoder, site)
     heads = choose_heads(None if args.tiny else HEADS, shape["decoder_layers"], shape["decoder_attention_heads"])
     align = open_alignment(Aligner(decoder, heads, site), site)

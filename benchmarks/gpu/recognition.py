@@ -40,7 +40,7 @@ from polymux.core.vocabulary import Failed, Output, Post, Submit
 from polymux.modalities.asr.activity import SpeechDetector, open_activity
 from polymux.modalities.asr.decoder import WhisperDecoder
 from polymux.modalities.asr.hearing import Hearing
-from polymux.modalities.asr.program import TranscriptionProgram
+from polymux.modalities.asr.program import HEAD_START_MS, TranscriptionProgram
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import RATE, Endpointing
 from polymux.modalities.asr.whisper import split_whisper
@@ -139,7 +139,9 @@ def build_loop(args: argparse.Namespace, *, forced: bool = False, errs: float | 
         guessing: TokenModel = Parrot(WhisperDecoder(draft, encoder.slab, above=above), errs)
         drafter = DraftModel(guessing, site, GUESSES)
     hearing = Hearing(
-        OneShotStage("encode", encoder, site, max_units=args.together, max_rows=args.together),
+        OneShotStage(
+            "encode", encoder, site, max_units=args.together, max_rows=args.together, head_start_ms=HEAD_START_MS
+        ),
         TokenStage("decode", target, site, drafter=drafter),
         TOKENS,
         "random",

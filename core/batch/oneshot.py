@@ -78,12 +78,14 @@ class OneShotStage(Stage):
         max_rows: int = 256,
         to_host: bool = False,
         on_host: bool = False,
+        head_start_ms: float = 0.0,
     ) -> None:
         self.name = name
         self.model = model
         self.max_units = max_units
         self.max_rows = max_rows
         self.on_host = on_host
+        self.head_start_ms = head_start_ms
         self.cache = model.slab
         self._slabs = view_blocks(site.arena, model.slab) if model.slab is not None else None
         self._to_host = to_host

@@ -1,8 +1,9 @@
 """One scheduler for all stages of an engine: which lane's launch comes next.
 
 Steps are unequal (a chat step takes milliseconds, a denoising step a hundred), so lanes share device time, not turns:
-the runnable lane that has had the least goes next. A lane that was idle starts level with the others, it does not
-save up. While several want the device, long launches are cut to slices.
+the runnable lane that has had the least goes next, and one that feeds another may be ahead by its head start. A lane
+that was idle starts level with the others, it does not save up. While several want the device, long launches are cut
+to slices.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Scheduler:
         runnable = [lane for lane in self.lanes.values() if lane.runnable]
         self._level(runnable)
         crowded = sum(not lane.stage.on_host for lane in runnable) > 1
-        for lane in sorted(runnable, key=lambda lane: lane.virtual_ms):
+        for lane in sorted(runnable, key=lambda lane: lane.virtual_ms - lane.stage.head_start_ms):
             plan = lane.plan(self.slice_ms, crowded)
             if plan is not None:
                 return lane, plan

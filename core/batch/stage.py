@@ -71,6 +71,9 @@ class Stage(ABC):
     """Units a launch runs even when it is cut to a slice of time."""
     grain = 1
     """Units that cost no more than one of them: a launch is cut to a multiple of so many."""
+    head_start_ms = 0.0
+    """Device time that its lane may have had more than others and still go first: it feeds another stage, and a launch
+    of that costs less a row the more rows it has."""
     indivisible = False
     """What a row wants runs whole: one above the budget runs with what is left of it."""
 

@@ -103,7 +103,10 @@ class WhisperDecoder(TokenModel):
             from polymux.core.compute.triton.rotary import rotate_write
 
             cache = context.cache[:, index]
-            turning = (self._still, torch.zeros_like(context.batch.positions))
+            memo = context.batch.memo
+            if "still" not in memo:
+                memo["still"] = torch.zeros_like(context.batch.positions)
+            turning = (self._still, memo["still"])
             query = rotate_write(merged, self.heads, self.heads, turning, None, cache, context.batch)
             return context.backend.paged(query, cache, context.batch, self._self_options)
         query, key, value = merged.split(self.heads, dim=1)

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
 AHEAD = 8
 """Windows of one recording that are with the engine at once: long ones leave room for others."""
 
+HEAD_START_MS = 500.0
+"""Of encoding before decoding, on a card: windows that come together are decoded together, as a step reads the same
+weights for one and for all. Some seventy windows of a large model."""
+
 LOOKS = 1
 """Looks at once on a CPU, beside those that are last words."""
 
@@ -159,7 +163,9 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     # on a CPU a window fills every core by itself, and other stages get their turn between two
     alone = device.type == "cpu"
     together = 1 if alone else 16
-    encode = OneShotStage("encode", encoder, site, max_units=together, max_rows=together)
+    encode = OneShotStage(
+        "encode", encoder, site, max_units=together, max_rows=together, head_start_ms=0.0 if alone else HEAD_START_MS
+    )
     decode = TokenStage("decode", decoder, site, drafter=drafter)
     heads = files.json("generation_config.json").get("alignment_heads")
     config = files.config()

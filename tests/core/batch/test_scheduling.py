@@ -7,8 +7,20 @@ import random
 import pytest
 
 from polymux.core.batch.plan import Plan
+from polymux.core.batch.scheduler import Scheduler
 from polymux.core.batch.tokens import TILE
-from polymux.core.testing.simulated import QWEN3_8B_H200, Request, Served, percentile, simulate
+from polymux.core.cache.arena import Arena
+from polymux.core.compute.device import Device
+from polymux.core.engine.job import Job, JobHost
+from polymux.core.testing.simulated import (
+    QWEN3_8B_H200,
+    Request,
+    Served,
+    SimulatedRow,
+    SimulatedStage,
+    percentile,
+    simulate,
+)
 
 SLICE = 30.0
 
@@ -71,3 +83,24 @@ def test_what_is_cut_is_cut_to_whole_tiles() -> None:
     simulate([*streams, Request(100.0, 9_000, 1), Request(110.0, 777, 1)], watch, slice_ms=SLICE, grain=TILE)
     assert len(sizes) > 4
     assert all(size % TILE == 0 for size in sizes)
+
+
+def test_what_feeds_another_stage_goes_first_for_a_while() -> None:
+    """Five passes that cost as much as a step, of two lanes that always want: one has a head start of three."""
+    stages = []
+    for name in ("encode", "decode"):
+        stage = SimulatedStage(max_rows=4, max_units=1, least_units=1, grain=1)
+        stage.name = name
+        stages.append(stage)
+    stages[0].head_start_ms = 25.0
+    scheduler = Scheduler(stages, Arena(1 << 16, Device().torch, 1 << 16), SLICE)
+    host = JobHost(scheduler.enqueue, lambda stage, row: None)
+    for stage in stages:
+        scheduler.enqueue(stage, SimulatedRow(Job(host, stage.name, "chat"), Served(Request(0.0, 100, 1))))
+    order = []
+    for _ in range(9):
+        planned = scheduler.plan()
+        assert planned is not None
+        planned[0].charge(10.0, planned[1])
+        order.append(planned[0].stage.name)
+    assert order == ["encode"] * 3 + ["decode", "encode"] * 3
