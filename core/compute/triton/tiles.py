@@ -46,11 +46,14 @@ def find_row(starts, rows, program, QUERIES: tl.constexpr):
 @triton.jit
 def locate(table, places, seen, k_stride, v_stride, block_stride, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """Where the keys and the values of the tokens at `places` of a row stand, from the row's first on."""
-    if BLOCK == 0:
-        return places.to(tl.int64) * k_stride, places.to(tl.int64) * v_stride
-    blocks = tl.load(table + places // BLOCK, seen, other=0) if MASKED else tl.load(table + places // BLOCK)
-    blocks *= block_stride
-    return blocks + (places % BLOCK) * k_stride, blocks + (places % BLOCK) * v_stride
+    if BLOCK > 0:
+        blocks = tl.load(table + places // BLOCK, seen, other=0) if MASKED else tl.load(table + places // BLOCK)
+        behind = blocks * block_stride
+        inside = places % BLOCK
+    else:
+        behind = 0
+        inside = places.to(tl.int64)
+    return behind + inside * k_stride, behind + inside * v_stride
 
 
 @triton.jit
@@ -241,6 +244,8 @@ class Form(NamedTuple):
     warps: int
     stages: int
     """Tiles of keys that are on their way at once."""
+    registers: int | None = None
+    """Of a thread, at most."""
 
 
 def choose_form(tokens: int, pack: int, wide: int, itemsize: int) -> Form:
@@ -317,4 +322,5 @@ def attend_tiles(
         options.sinks is not None,
         num_warps=form.warps,
         num_stages=form.stages,
+        maxnreg=form.registers,
     )
