@@ -12,15 +12,14 @@ from torch import Tensor
 
 from polymux.core.batch.decoder import AdaptedTokens, TokenBatch, TokenModel
 from polymux.core.batch.depth import Depths
+from polymux.core.batch.frame import ON_DEVICE, Frame, list_ids
+from polymux.core.batch.places import place_inlays, turn_tokens
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.sequence import TokenRow, token_row
 from polymux.core.cache.blocks import CacheSpec, view_blocks, view_parts
 from polymux.core.compute.attention import PagedBatch, PagedContext
 from polymux.core.engine.site import Site
 from polymux.core.errors import InternalError
-
-ON_DEVICE = -1
-"""In place of an id: the row's newest token, which the host has not seen yet."""
 
 SHARING_ROWS = 8
 SHARED_TOKENS = 256
@@ -46,6 +45,7 @@ class Packer:
         self._adapters = view_blocks(site.arena, model.adapters.spec) if model.adapters is not None else None
         self._alone = site.settings.deterministic
         self._inlays = view_blocks(site.arena, model.inlay) if model.inlay is not None else None
+        self._inlay_units = self._inlays.shape[1] if self._inlays is not None else 0
         self.capacity = min(self._view.shape[0] * cache.units, model.shape.context)
         slots = site.settings.max_rows + 1
         columns = -(-self.capacity // cache.units)
@@ -111,13 +111,9 @@ class Packer:
         further: list[int] = []
         for place, grant in enumerate(plan.grants):
             row, end = token_row(grant.row), grant.start + grant.count
-            ids += row.tokens[grant.start : end]
-            if grant.guesses:
-                ids += grant.guesses
-            elif end > len(row.tokens):
-                ids.append(ON_DEVICE)
-            if grant.start < row.prompt_length:
-                inlaid += self._inlay(row, starts[-1], grant.start, end)
+            ids += list_ids(grant, row)
+            if grant.start < row.prompt_length and self._inlay_units:
+                inlaid += place_inlays(row, starts[-1], grant.start, end, self._inlay_units)
             if self.depths is not None:
                 further += self.depths.place(row, starts[-1], grant.start, end)
             slots.append(row.slot)
@@ -130,7 +126,7 @@ class Packer:
             {
                 "ids": ids,
                 "positions": np.arange(len(ids)) + np.repeat(np.subtract(lengths, starts[1:]), counts),
-                "turns": self._turn(plan),
+                "turns": turn_tokens(plan, self.axes),
                 "token_slots": np.repeat(slots, counts),
                 "slots": slots,
                 "starts": starts,
@@ -182,43 +178,6 @@ class Packer:
                 start = found.pop().start
             found.append(AdaptedTokens(start, end, self._adapters[block]))
         return found
-
-    def _inlay(self, row: TokenRow, base: int, start: int, end: int) -> list[np.ndarray]:
-        """Per picture that a grant reaches: (place in the batch, block, vector of it) of each place, flat."""
-        if self._inlays is None:
-            return []
-        units = self._inlays.shape[1]
-        found = []
-        for inlay in row.request.inlays:
-            first, last = max(inlay.start, start), min(inlay.start + inlay.count, end)
-            if first < last:
-                places = np.arange(first, last)
-                vectors = places - inlay.start + inlay.offset
-                blocks = np.asarray(row.reads[0].blocks)[inlay.block + vectors // units]
-                found.append(np.stack([places - start + base, blocks, vectors % units], axis=1).ravel())
-        return found
-
-    def _turn(self, plan: Plan) -> np.ndarray | list[int]:
-        """The positions of a launch's tokens where they are not their places: (axes, T), or (1, T) when all axes
-        agree, flat; empty when the places will do."""
-        moved = [grant for grant in plan.grants if token_row(grant.row).request.positions is not None]
-        if not moved:
-            return []
-        same = all(grant.start >= token_row(grant.row).prompt_length for grant in moved)
-        return np.concatenate([self._place(grant, 1 if same else self.axes) for grant in plan.grants], axis=1).ravel()
-
-    @staticmethod
-    def _place(grant: Grant, axes: int) -> np.ndarray:
-        """(axes, count): where a grant's tokens stand."""
-        row, end = token_row(grant.row), grant.start + grant.count
-        given = row.request.positions
-        places = np.arange(grant.start, end) + row.request.shift
-        positions = np.broadcast_to(places, (axes, len(places)))
-        if given is None or grant.start >= row.prompt_length:
-            return positions
-        return np.concatenate(
-            [given[:, grant.start : end], positions[:, max(row.prompt_length - grant.start, 0) :]], axis=1
-        )
 
     def sample_guesses(self, batch: TokenBatch, plan: Plan) -> None:
         """Have the model give logits behind every guess's predecessor as well, after the others."""
@@ -290,6 +249,34 @@ class Packer:
         turns = positions if self._shifts is None else positions + self._shifts[slots]
         further = self.depths.further[slots] if self.depths is not None else None
         return TokenBatch(self.last[slots], turns, order[:-1], order[:-1], context, further=further)
+
+    def send_frame(self, frame: Frame, plan: Plan) -> Tensor:
+        """A launch that is recorded: its buffer, filled and sent in one piece. Single tokens come first."""
+        plan.grants.sort(key=lambda grant: grant.count > 1)
+        return self._device.send(frame.fill(plan.grants, self._tables.shape[0] - 1))
+
+    def pack_frame(self, frame: Frame, buffer: Tensor) -> TokenBatch:
+        """The launch that a frame's buffer (size,) describes; what is in it is known on the device alone."""
+        sent = frame.split(buffer)
+        batch = PagedBatch(
+            [],
+            [self.capacity] * frame.rows,
+            self._block,
+            self._tables,
+            sent["slots"],
+            sent["starts"],
+            sent["lengths"],
+            sent["token_slots"],
+            sent["positions"],
+            bounds=frame.bounds,
+        )
+        ids = torch.where(sent["ids"] == ON_DEVICE, self.last[sent["token_slots"]], sent["ids"])
+        turns = sent["positions"]
+        if self._shifts is not None:
+            turns = turns + self._shifts[sent["token_slots"]]
+        further = self.depths.further[sent["token_slots"]] if self.depths is not None else None
+        context = PagedContext(self._attention, self._view, batch, self._slabs)
+        return TokenBatch(ids, turns, sent["sampled"], sent["sampled"], context, further=further)
 
 
 def adapter_of(grant: Grant) -> int:

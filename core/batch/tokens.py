@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polymux.core.batch.decoder import TokenBatch, TokenModel, TokenShape
 from polymux.core.batch.drawing import Drawer, Drawing
+from polymux.core.batch.frame import Frame, fits_frames, list_frames
 from polymux.core.batch.packing import Packer, continues
 from polymux.core.batch.plan import Grant, Plan
 from polymux.core.batch.results import collect_tokens
@@ -22,6 +23,7 @@ from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.batch.warming import list_mixed, list_sharing
 from polymux.core.cache.blocks import CacheSpec, join_specs, paged_kv
 from polymux.core.compute.graphs import DecodeGraphs
+from polymux.core.compute.mixed import MixedGraphs
 from polymux.core.compute.rules import LogitRule
 from polymux.core.engine.site import Site
 from polymux.core.stopwatch import part
@@ -76,6 +78,11 @@ class TokenStage(Stage):
         self._graphs: DecodeGraphs | None = None
         if self._packer.recordable and site.device.torch.type == "cuda":
             self._graphs = DecodeGraphs(self._step, self.max_rows, self.max_rows, site.device.torch)
+        self._mixed: MixedGraphs | None = None
+        frames = list_frames(self.max_units, self.max_rows)
+        # a drafter follows every launch, and slabs are read as the host says
+        if self._graphs is not None and frames[0] and drafter is None and model.slab is None and not self.indivisible:
+            self._mixed = MixedGraphs(self._mix, frames, self.max_rows, site.device.torch, self._graphs.pool)
 
     @property
     def capacity(self) -> int:
@@ -104,9 +111,10 @@ class TokenStage(Stage):
         with torch.inference_mode():
             return any(graphs.record_more() for graphs in self._all_graphs())
 
-    def _all_graphs(self) -> list[DecodeGraphs]:
+    def _all_graphs(self) -> list[DecodeGraphs | MixedGraphs]:
         depths = self._packer.depths
-        return [graphs for graphs in (self._graphs, depths.graphs if depths is not None else None) if graphs]
+        known = (self._graphs, depths.graphs if depths is not None else None, self._mixed)
+        return [graphs for graphs in known if graphs is not None]
 
     # ---- what rows want ----
 
@@ -162,6 +170,9 @@ class TokenStage(Stage):
             self._guess(plan)
             if self._graphs is not None and all(map(continues, plan.grants, rows)):
                 return self._replay(plan, rows, self._graphs)
+            frame = self._frame(plan, rows)
+            if self._mixed is not None and frame is not None:
+                return self._replay_mixed(plan, frame, self._mixed)
             batch = self._packer.pack(plan)
             finals = [grant for grant in plan.grants if grant.final]
             draws = [*finals, *list_guessed(finals)]
@@ -209,6 +220,40 @@ class TokenStage(Stage):
             return Ticket(plan, self._device.copy_to_host(results))
         logits, *_ = graphs.run(slots, positions, shared)
         return self._draw(plan, Drawing(plan.grants, logits, self._device.upload({"slots": slots})["slots"]))
+
+    def _frame(self, plan: Plan, rows: list[TokenRow]) -> Frame | None:
+        """The recorded launch that serves a plan, if there is one."""
+        if self._mixed is None:
+            return None
+        units = self._packer.depths is not None
+        if not all(fits_frames(grant, row, units) for grant, row in zip(plan.grants, rows)):
+            return None
+        return self._mixed.choose(plan)
+
+    def _replay_mixed(self, plan: Plan, frame: Frame, graphs: MixedGraphs) -> Ticket:
+        """As `_replay`, for pieces of prompts beside single tokens."""
+        logits, *drawn = graphs.run(frame, self._packer.send_frame(frame, plan))
+        finals = [grant for grant in plan.grants if grant.final]
+        if not finals:
+            return Ticket(plan)
+        if all(token_row(grant.row).request.plain for grant in finals):
+            named = {name: tensor[: len(finals)] for name, tensor in zip(("tokens", "finite"), drawn)}
+            return Ticket(plan, self._device.copy_to_host(named | self._drawer.deepen(finals)))
+        slots = self._device.upload({"slots": [token_row(grant.row).slot for grant in finals]})["slots"]
+        return self._draw(plan, Drawing(finals, logits[: len(finals)], slots))
+
+    def _mix(self, frame: Frame, buffer: Tensor) -> tuple[Tensor, ...]:
+        """One launch with pieces of prompts as a graph records it."""
+        batch = self._packer.pack_frame(frame, buffer)
+        batch.wants_hidden = self._packer.depths is not None
+        logits = self.model.forward(batch)
+        sent = frame.split(buffer)
+        slots = sent["drawn_slots"]
+        if self._packer.depths is not None:
+            self._packer.depths.keep(slots, batch)
+        drawn = self._drawer.draw_step(logits, slots, sent["drawn_places"], ())
+        self._packer.last[slots] = drawn[0]
+        return logits, *drawn
 
     def _step(
         self, slots: Tensor, positions: Tensor, shared: Tensor | None, rules: tuple[LogitRule, ...]

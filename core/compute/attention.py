@@ -39,6 +39,15 @@ class AttentionOptions:
     """(heads,): a logit per head that takes part in the softmax and attends to nothing."""
 
 
+@dataclass(frozen=True)
+class RowBounds:
+    """What a recorded launch may be, where the host knows no more: at most `singles` rows bring one token, and stand in
+    front; at most `tokens` come in all."""
+
+    singles: int
+    tokens: int
+
+
 @dataclass
 class PagedBatch:
     """One launch of a token stage, as attention sees it: R rows, T tokens, in the same order; rows that bring one
@@ -72,15 +81,20 @@ class PagedBatch:
     """R: the leading units of each row's slab that say everything (`Holding.units`); a backend may read them alone."""
     slab_table: Tensor | None = None
     """(slots, 1) int64: the same by slot, on the device."""
+    bounds: RowBounds | None = None
+    """Only what is on the device says how many tokens a row brings: `starts` are empty, `lengths` the most there may
+    be. A row may bring none."""
 
     @property
     def decoding(self) -> bool:
         """Every row brings exactly one token."""
-        return self.starts[-1] == len(self.lengths)
+        return self.bounds is None and self.starts[-1] == len(self.lengths)
 
     @cached_property
     def singles(self) -> int:
         """How many rows bring one token. They come first."""
+        if self.bounds is not None:
+            return self.bounds.singles
         return sum(end - start == 1 for start, end in pairwise(self.starts))
 
     @cached_property
@@ -90,6 +104,8 @@ class PagedBatch:
     @cached_property
     def largest(self) -> int:
         """The most tokens that a row brings."""
+        if self.bounds is not None:
+            return self.bounds.tokens
         return max(end - start for start, end in pairwise(self.starts))
 
 

@@ -40,9 +40,25 @@ PATIENCE = 32
 
 
 @dataclass
-class _Recorded:
+class Recording:
     graph: torch.cuda.CUDAGraph
     outputs: tuple[Tensor, ...]
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def record(step: Callable[[], tuple[Tensor, ...]], pool: tuple[int, int] | None) -> Recording:
+    """Record a step, in the memory of `pool`; it runs once before, so that nothing is compiled meanwhile."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = step()
+    return Recording(graph, outputs)
 
 
 @dataclass(frozen=True)
@@ -61,8 +77,8 @@ class DecodeGraphs:
         self._sizes = size_ladder(most)
         self._padding = padding
         self._input = torch.zeros(2 * most + 1, dtype=torch.int64, device=device)
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._recorded: dict[_Kind, dict[int, _Recorded]] = {_Kind(): {}}
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._recorded: dict[_Kind, dict[int, Recording]] = {_Kind(): {}}
         self._missed: Counter[tuple[_Kind, int]] = Counter()
 
     def record_few(self) -> None:
@@ -96,10 +112,10 @@ class DecodeGraphs:
         numbers = [shared, *slots, *[self._padding] * pad, *positions, *[-1] * pad]
         pinned = torch.tensor(numbers, dtype=torch.int64).pin_memory()
         self._input[: len(numbers)].copy_(pinned, non_blocking=True)
-        recorded.graph.replay()
+        recorded.replay()
         return tuple(output[:rows] for output in recorded.outputs)
 
-    def _choose(self, kind: _Kind, rows: int) -> tuple[_Recorded, int]:
+    def _choose(self, kind: _Kind, rows: int) -> tuple[Recording, int]:
         """The recorded step for so many rows: of their size or a larger one, and each row by itself rather than
         together if only that is recorded."""
         wanted = next(size for size in self._sizes if size >= rows)
@@ -113,25 +129,17 @@ class DecodeGraphs:
                         return recorded[size], size
         return self._find(kind, wanted), wanted
 
-    def _find(self, kind: _Kind, size: int) -> _Recorded:
+    def _find(self, kind: _Kind, size: int) -> Recording:
         recorded = self._recorded.setdefault(kind, {})
         if size not in recorded:
             recorded[size] = self._record(kind, size)
         return recorded[size]
 
-    def _record(self, kind: _Kind, size: int) -> _Recorded:
+    def _record(self, kind: _Kind, size: int) -> Recording:
         # the warm-up compiles kernels; it must not write, so it runs on padding alone
         shared, slots, positions = self._input[: 2 * size + 1].split([1, size, size])
         shared.zero_()
         slots.fill_(self._padding)
         positions.fill_(-1)
         step = partial(self._step, slots, positions, shared if kind.sharing else None, kind.rules)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = step()
-        return _Recorded(graph, outputs)
+        return record(step, self.pool)

@@ -32,7 +32,6 @@ class TritonAttention(AttentionBackend):
         return attend_packed(query, key, value, rows.edges(query.device), options)
 
     def paged(self, query: Tensor, cache: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
-        singles = batch.singles
         if batch.decoding:
             return attend_singles(
                 query,
@@ -46,8 +45,9 @@ class TritonAttention(AttentionBackend):
                 batch.shared,
             )
         out = torch.empty_like(query)
-        if singles:
-            out[:singles] = attend_singles(
+        singles = batch.singles
+        if singles:  # rows of no length, in a recorded launch, leave zeros in places that are written after them
+            attend_singles(
                 query[:singles],
                 cache,
                 batch.tables,
@@ -56,6 +56,7 @@ class TritonAttention(AttentionBackend):
                 batch.block,
                 batch.longest,
                 options,
+                out=out[:singles],
             )
         attend_chunks(
             query,

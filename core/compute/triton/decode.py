@@ -168,19 +168,20 @@ def attend_singles(
     longest: int,
     options: AttentionOptions,
     shared: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(R, heads, dim) queries, one per row, over `cache` (blocks, 2, block, kv heads, dim): (R, heads, dim).
 
     Row r reads the first `lengths[r]` tokens of the blocks in `tables[slots[r]]`. `longest` bounds the lengths.
     `shared` holds how many leading tokens all rows have in common: those are read once, beside the rows' own.
-    Windowed layers do without.
+    Windowed layers do without. `out`: where the result goes.
     """
     if options.window is not None:
         shared = None
     rows, heads, dim = query.shape
     kv_heads = cache.shape[3]
     splits = choose_splits(rows, kv_heads, min(longest, options.window or longest))
-    out = torch.empty_like(query)
+    out = torch.empty_like(query) if out is None else out
     common = STRETCHES if shared is not None else 0
     parts = common + splits
     partial = torch.empty(rows, heads, parts, dim + 2, dtype=torch.float32, device=query.device) if parts > 1 else query
