@@ -1,9 +1,9 @@
 """What a launch with pieces of prompts costs, by its size: where the time of a prompt's token goes.
 
 For each number of tokens, alone and beside streams that bring one token each: milliseconds on the card, those that the
-host takes to launch it, and microseconds a token. Then, for some sizes, the share of each kind of kernel. Products are
-made in tiles: sizes just above a multiple of a tile, or whose last tiles leave most of the card idle, cost as much as
-the next that fills it.
+host takes to launch it, microseconds a token; and the same of the recorded launch that a server would use. Then, for
+some sizes, the share of each kind of kernel. Products are made in tiles: sizes just above a multiple of a tile, or
+whose last tiles leave most of the card idle, cost as much as the next that fills it.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/mixed.py --model qwen3-8b --out mixed.jsonl
 With --tiny: a small model of the same structure on the CPU, to see that it runs.
@@ -23,17 +23,21 @@ import torch
 from shapes import build_model, shrink
 from tokens import list_backends
 
-from polymux.core.batch.decoder import TokenModel
-from polymux.core.batch.packing import Packer
-from polymux.core.cache.blocks import paged_kv
+from polymux.core.batch.frame import list_frames
+from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.sequence import TokenRequest, TokenRow
+from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import open_device
 from polymux.core.compute.fast import accelerate
+from polymux.core.engine.job import Job, JobHost
 from polymux.core.engine.site import Site, SiteSettings
 
 STREAMS = 32
-PROFILED = (512, 1024, 2048, 4096)
+PROFILED = (512, 2048)
 REPEATS = 4
+
+RECORDED = ("recorded_ms", "recorded_host_ms")
 
 KINDS = {
     "attention": ("_attend", "_read", "_join"),
@@ -49,15 +53,13 @@ def name_kind(kernel: str) -> str | None:
     return next((kind for kind, parts in KINDS.items() if any(part in kernel.lower() for part in parts)), None)
 
 
-def build(shape: dict[str, Any], tiny: bool) -> tuple[TokenModel, Packer]:
+def build(shape: dict[str, Any], tiny: bool) -> TokenStage:
     device = "cpu" if tiny else "cuda"
     model = build_model(shrink(shape), "cpu", torch.float32) if tiny else build_model(shape)
     decoder = accelerate(TransformersDecoder(model), positions=None if tiny else 8192)
     settings = SiteSettings(max_rows=256, max_units=4096, cache_bytes=1 << 26 if tiny else 8 << 30)
     site = Site(open_device(device), settings, list_backends(device))
-    its = decoder.shape
-    cache = paged_kv("kv", layers=its.layers, heads=its.kv_heads, dim=its.head_dim, dtype=its.dtype, block=16)
-    return decoder, Packer(decoder, cache, site)
+    return TokenStage("decode", decoder, site)
 
 
 def finish(tiny: bool) -> None:
@@ -93,6 +95,40 @@ def share_out(launch: Callable[[], Any], tiny: bool) -> dict[str, float]:
     return dict(sorted(spent.items(), key=lambda item: -item[1])[:12])
 
 
+def record(stage: TokenStage, tell: Callable[[dict[str, Any]], None]) -> None:
+    """All frames, and what that takes: first those before a server's first request, then the others."""
+    if stage._mixed is None:
+        return
+    torch.cuda.synchronize()
+    before, began = torch.cuda.memory_reserved(), time.perf_counter()
+    stage._mixed.record_few()
+    few = time.perf_counter() - began
+    while stage._mixed.record_more():
+        pass
+    torch.cuda.synchronize()
+    tell(
+        {
+            "frames": sum(map(len, list_frames(stage.max_units, stage.max_rows))),
+            "recorded_first_s": few,
+            "recorded_s": time.perf_counter() - began,
+            "reserved_mb": (torch.cuda.memory_reserved() - before) / 1e6,
+        }
+    )
+
+
+def replay(stage: TokenStage, tokens: int, streams: int) -> Callable[[], Any] | None:
+    """The recorded launch of a prompt beside streams, from its plan on; None where it goes out kernel by kernel."""
+    host = JobHost(lambda stage, row: None, lambda stage, row: None)
+    grants = []
+    for slot, count in enumerate([1] * streams + [tokens - streams]):
+        row = TokenRow(Job(host, str(slot), "chat"), TokenRequest([300] * count, 2))
+        row.slot = slot
+        grants.append(Grant(row, 0, count))
+    plan = Plan("decode", grants)
+    frame = None if stage._mixed is None else stage._mixed.choose(plan)
+    return None if frame is None else lambda: stage._replay_mixed(plan, frame, stage._mixed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-8b")
@@ -100,7 +136,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
-    model, packer = build(json.loads(args.shapes.read_text())[args.model], args.tiny)
+    stage = build(json.loads(args.shapes.read_text())[args.model], args.tiny)
+    model, packer = stage.model, stage._packer
 
     def tell(found: dict[str, Any]) -> None:
         line = json.dumps({"model": args.model, **found})
@@ -113,11 +150,13 @@ def main() -> None:
         batch = packer.pack_idle([1] * streams + [tokens - streams])
         return lambda: model.forward(batch)
 
-    sizes = [64, 200] if args.tiny else [*range(128, 2049, 128), 2560, 3072, 3584, 4096, 650, 1056, 1100]
+    sizes = [64, 200] if args.tiny else [64, *range(128, 1025, 128), 1536, 2048, 4096]
     with torch.inference_mode():
+        record(stage, tell)
         for tokens in sizes:
             for streams in (0, STREAMS):
                 took, host = clock(prepare(tokens, streams), args.tiny)
+                replayed = replay(stage, tokens, streams)
                 tell(
                     {
                         "tokens": tokens,
@@ -125,6 +164,7 @@ def main() -> None:
                         "ms": took,
                         "host_ms": host,
                         "us_a_token": 1e3 * took / tokens,
+                        **(dict(zip(RECORDED, clock(replayed, args.tiny))) if replayed else {}),
                     }
                 )
         for tokens in sizes[:1] if args.tiny else PROFILED:

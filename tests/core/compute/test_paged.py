@@ -6,12 +6,13 @@ TRITON_INTERPRET=1 pytest -m gpu tests/core/compute/test_paged.py   (without a c
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
 
-from polymux.core.compute.attention import AttentionOptions, PagedBatch
+from polymux.core.compute.attention import AttentionOptions, PagedBatch, RowBounds
 from polymux.core.compute.sdpa import SdpaAttention
 
 pytestmark = pytest.mark.gpu
@@ -163,3 +164,28 @@ def test_a_launch_depends_on_bounds_alone() -> None:
     expected = SdpaAttention().paged(query[:43], cache, real, options)
     torch.testing.assert_close(out[:43], expected, rtol=1e-4, atol=1e-4)
     assert (out[43:] == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_recorded_launch_is_padded_with_rows_of_no_tokens(kind: str) -> None:
+    """Single tokens and pieces of prompts in one launch, of which the host only knows how many there may be."""
+    options = here(OPTIONS[kind])
+    counts, befores = [1, 1, 5, 70], [300, 8, 3, 0]
+    real, blocks = build_batch(counts, befores)
+    cache, query = random(blocks, 2, BLOCK, KV_HEADS, 16), random(128, HEADS, 16)
+    places = [0, 1, 4, 5]  # four rows of single tokens at most, three of several
+    slots, lengths, starts = [0] * 7, [0] * 7, [2, 2, 2, 2, 77, 77, 77, 77]
+    for place, row in enumerate(places):
+        slots[row], lengths[row], starts[row] = place, real.lengths[place], real.starts[place]
+    bound = replace(
+        real,
+        starts=[],
+        lengths=[max(real.lengths)] * 7,
+        slots=send(slots),
+        row_starts=send(starts),
+        row_lengths=send(lengths),
+        bounds=RowBounds(4, 128),
+    )
+    found = TritonAttention().paged(query, cache, bound, options)
+    exact = SdpaAttention().paged(query[:77], cache, real, options)
+    torch.testing.assert_close(found[:77], exact, rtol=1e-4, atol=1e-4)
