@@ -6,8 +6,9 @@ prefix-2048                64 rows that bring 64 tokens each behind 2,048 cached
 windows-16, windows-1      packed rows of 1,500, 20 heads of 64, not causal
 
 Ours: `blocks` reads keys and values from blocks of 16 tokens, `packed` from where a projection left them, `described`
-the same by tensor descriptors (the copy engine of newer cards). A form is rows x tile, warps, stages, and the most
-registers of a thread where that is bounded.
+the same by tensor descriptors (the copy engine of newer cards), `ahead` these and each tile's scores during
+the softmax of the one before. A form is rows x tile, warps, stages, and the most registers of a thread where that is
+bounded.
 Milliseconds of one layer, TFLOP/s of what has to be computed, and how far from the reference in fp32.
 
 PYTHONPATH=benchmarks python benchmarks/gpu/attention.py --out attention.jsonl
@@ -61,8 +62,9 @@ LLM = [
     ("described", Form(128, 64, 8, 3)),
     ("described", Form(128, 64, 8, 2, 128)),
     ("described", Form(128, 128, 8, 2)),
-    ("described", Form(64, 64, 4, 3)),
     ("described", Form(64, 128, 4, 2)),
+    ("ahead", Form(128, 64, 8, 3)),
+    ("ahead", Form(128, 64, 8, 2)),
 ]
 WHISPER = [
     ("packed", Form(128, 64, 8, 3)),
@@ -73,6 +75,7 @@ WHISPER = [
     ("described", Form(128, 64, 8, 3)),
     ("described", Form(128, 128, 8, 3)),
     ("described", Form(64, 128, 4, 3)),
+    ("ahead", Form(128, 64, 8, 3)),
 ]
 
 
@@ -100,11 +103,37 @@ def _fold_described(
     return peak, total, mixed
 
 
+@triton.jit
+def _take(peak, total, mixed, scores, values, factor):
+    higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
+    weights = tl.exp2(scores * factor - higher[:, None])
+    shrink = tl.exp2(peak - higher)
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total, mixed
+
+
+@triton.jit
+def _fold_ahead(
+    peak, total, mixed, q, keys, values, row, begin, end, head, factor, DIM: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Each tile's scores are computed while the softmax of the one before is."""
+    if begin < end:
+        scores = tl.dot(q, tl.trans(keys.load([row + begin, head * DIM])), input_precision="ieee")
+        for start in range(begin, end - TILE, TILE):
+            ahead = tl.dot(q, tl.trans(keys.load([row + start + TILE, head * DIM])), input_precision="ieee")
+            here = values.load([row + start, head * DIM])
+            peak, total, mixed = _take(peak, total, mixed, scores, here, factor)
+            scores = ahead
+        peak, total, mixed = _take(peak, total, mixed, scores, values.load([row + end - TILE, head * DIM]), factor)
+    return peak, total, mixed
+
+
 @kernel()
 def _attend_described(
     query, keys, values, out, starts, scale, rows,
     HEADS: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     QUERIES: tl.constexpr = ROWS // PACK
     row, tile = find_row(starts, rows, tl.program_id(1), QUERIES)
@@ -130,9 +159,15 @@ def _attend_described(
     mixed = tl.zeros([ROWS, DIM], tl.float32)
     factor = scale * LOG2_E
     kv_head = tl.program_id(0)
-    peak, total, mixed = _fold_described(
-        peak, total, mixed, q, keys, values, begin, 0, whole, last, tokens, kv_head, factor, DIM, TILE, False, CAUSAL
-    )
+    if AHEAD:
+        peak, total, mixed = _fold_ahead(
+            peak, total, mixed, q, keys, values, begin, 0, whole, kv_head, factor, DIM, TILE
+        )  # fmt: skip
+    else:
+        peak, total, mixed = _fold_described(
+            peak, total, mixed, q, keys, values, begin, 0, whole, last, tokens, kv_head, factor, DIM, TILE, False,
+            CAUSAL,
+        )  # fmt: skip
     peak, total, mixed = _fold_described(
         peak, total, mixed, q, keys, values, begin, whole, last, last, tokens, kv_head, factor, DIM, TILE, True, CAUSAL
     )
@@ -160,7 +195,7 @@ class Case:
 def list_cases(tiny: bool) -> list[Case]:
     if tiny:
         return [
-            Case("prompt", [70], dim=16, heads=8, kv_heads=2),
+            Case("prompt", [150], dim=16, heads=8, kv_heads=2),
             Case("prompts", [40, 40, 9], dim=16, heads=8, kv_heads=2),
             Case("prefix", [20] * 2, before=33, dim=16, heads=8, kv_heads=2),
             Case("windows", [75] * 2, heads=2, kv_heads=2, dim=16, causal=False),
@@ -201,7 +236,7 @@ class Tensors:
     def ours(self, variant: str, form: Form) -> Tensor:
         out = torch.empty_like(self.query)
         case, batch = self.case, self.batch
-        if variant == "described":
+        if variant in ("described", "ahead"):
             pack = case.heads // case.kv_heads
             described = [
                 TensorDescriptor.from_tensor(tensor.flatten(1), [form.tile, case.dim])
@@ -210,7 +245,7 @@ class Tensors:
             programs = len(self.query) // (form.rows // pack) + len(case.counts)
             _attend_described[(case.kv_heads, programs)](
                 self.query, *described, out, self.rows.row_starts, self.options.scale, len(case.counts), case.heads,
-                pack, case.dim, form.rows, form.tile, case.causal,
+                pack, case.dim, form.rows, form.tile, case.causal, variant == "ahead",
                 num_warps=form.warps, num_stages=form.stages, maxnreg=form.registers,
             )  # fmt: skip
             return out
