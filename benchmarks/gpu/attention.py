@@ -33,11 +33,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from polymux.core.compute.attention import AttentionOptions, PackedRows, PagedBatch
-from polymux.core.compute.packed.backends import CudnnAttention, Fa3Attention, VarlenAttention
+from polymux.core.compute.packed.backends import CudnnAttention, Fa3Attention, VarlenAttention, repeat_heads
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.tiles import LOG2_E, Blocks, Form, attend_tiles, find_row
@@ -265,8 +266,22 @@ class Tensors:
         if self.case.before:
             yield "varlen, copied", self._varlen_copied
             return
-        for backend in (VarlenAttention(), CudnnAttention(), SdpaFlash(), Fa3Attention()):
+        for backend in (VarlenAttention(), CudnnAttention(), Fa3Attention()):
             yield backend.name, partial(backend.packed, self.query, self.key, self.value, self.rows, self.options)
+        if len(set(self.case.counts)) == 1:
+            yield "flash, dense", partial(self._dense, SDPBackend.FLASH_ATTENTION)
+            yield "cudnn, dense", partial(self._dense, SDPBackend.CUDNN_ATTENTION)
+
+    def _dense(self, backend: SDPBackend) -> Tensor:
+        """Rows of one length, as a batch that needs no padding."""
+        rows = len(self.case.counts)
+        query, key, value = (
+            repeat_heads(self.query, tensor).unflatten(0, (rows, -1)).transpose(1, 2)
+            for tensor in (self.query, self.key, self.value)
+        )
+        with sdpa_kernel(backend):
+            out = scaled_dot_product_attention(query, key, value, is_causal=self.case.causal, scale=self.options.scale)
+        return out.transpose(1, 2).flatten(0, 1)
 
     def _varlen_copied(self) -> Tensor:
         """The rows' blocks are copied together first."""
@@ -280,11 +295,6 @@ class Tensors:
             self.query, key, value, self.rows.row_starts, edges, max(self.case.counts), length,
             scale=self.options.scale, window_size=(-1, 0), enable_gqa=True,
         )  # fmt: skip
-
-
-class SdpaFlash(CudnnAttention):
-    name = "sdpa flash"
-    kernels = (SDPBackend.FLASH_ATTENTION,)
 
 
 def list_ours(case: Case) -> list[tuple[str, Form]]:
