@@ -7,6 +7,7 @@ recorded; norms are fused with the sums before them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +72,18 @@ class WhisperDecoder(TokenModel):
         self._cross_options = AttentionOptions(scale=dim**-0.5, causal=False)
         self._still: Tensor | None = None
         """A rotation by nothing: the fused kernel that writes the cache also rotates."""
+        self._few = 0
+        """Tokens up to which layers are computed by `fewrows`."""
         if parameter.is_cuda:
             self.start_still(parameter.device)
 
     def start_still(self, device: torch.device) -> None:
-        """From now on the cache is written by the fused kernel, where the attention has one."""
+        """From now on kernels of our own do what lies between products, and write the cache."""
+        from polymux.modalities.asr.fewrows import FEW, fits_few
+
         self._still = torch.zeros(2, 1, self.shape.head_dim, dtype=self.shape.dtype, device=device)
         self._still[0] = 1.0
+        self._few = FEW if fits_few(self.layers, self.act) else 0
 
     def forward(self, batch: TokenBatch) -> Tensor:
         return self.head(self.run(batch)[batch.sampled])
@@ -86,31 +92,47 @@ class WhisperDecoder(TokenModel):
         """Normalised hidden states of all tokens: (T, width)."""
         context = batch.context
         x = self.embedding[batch.ids] + self.places[batch.positions]
+        if x.shape[0] <= self._few:
+            return self._run_few(x, context)
         hidden, x = self._add_norm(x, None, self.layers[0].before if self.layers else self.norm)
         for index, layer in enumerate(self.layers):
-            merged = layer.merged(hidden).unflatten(-1, (3 * self.heads, -1))
-            mixed = layer.mixed(self._attend(index, merged, context).flatten(1))
+            mixed = layer.mixed(self._attend(index, layer.merged(hidden), context))
             hidden, x = self._add_norm(mixed, x, layer.before_cross)
-            query = layer.query(hidden).unflatten(-1, (self.heads, -1))
-            crossed = layer.crossed(context.attend_slab(self._above + index, query, self._cross_options).flatten(1))
+            crossed = layer.crossed(self._cross(index, layer.query(hidden), context))
             hidden, x = self._add_norm(crossed, x, layer.before_wide)
             following = self.layers[index + 1].before if index + 1 < len(self.layers) else self.norm
             hidden, x = self._add_norm(layer.narrow(self.act(layer.wide(hidden))), x, following)
         return hidden
 
+    def _run_few(self, x: Tensor, context: PagedContext) -> Tensor:
+        from polymux.modalities.asr.fewrows import run_few
+
+        own, slab = partial(self._attend, context=context), partial(self._cross, context=context)
+        return run_few(x, self.layers, self.norm, own, slab)
+
+    def _cross(self, index: int, query: Tensor, context: PagedContext) -> Tensor:
+        """Queries (T, width) to what each row's encoder left: (T, width)."""
+        query = query.unflatten(-1, (self.heads, -1))
+        return context.attend_slab(self._above + index, query, self._cross_options).flatten(1)
+
     def _attend(self, index: int, merged: Tensor, context: PagedContext) -> Tensor:
+        """Queries, keys and values (T, 3 width), side by side: (T, width)."""
+        merged = merged.unflatten(-1, (3 * self.heads, -1))
         if self._still is not None and context.backend.recordable:
             from polymux.core.compute.triton.rotary import rotate_write
+            from polymux.core.compute.triton.single import attend_own
 
             cache = context.cache[:, index]
+            if context.batch.decoding:
+                return attend_own(merged, self.heads, cache, context.batch, self._self_options.scale).flatten(1)
             memo = context.batch.memo
             if "still" not in memo:
                 memo["still"] = torch.zeros_like(context.batch.positions)
             turning = (self._still, memo["still"])
             query = rotate_write(merged, self.heads, self.heads, turning, None, cache, context.batch)
-            return context.backend.paged(query, cache, context.batch, self._self_options)
+            return context.backend.paged(query, cache, context.batch, self._self_options).flatten(1)
         query, key, value = merged.split(self.heads, dim=1)
-        return context.attend(index, query, key, value, self._self_options)
+        return context.attend(index, query, key, value, self._self_options).flatten(1)
 
     def _add_norm(self, x: Tensor, residual: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """The norm of x + residual, and the sum."""

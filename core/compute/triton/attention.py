@@ -10,6 +10,7 @@ from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.compute.triton.decode import attend_singles
 from polymux.core.compute.triton.packed import attend_packed
 from polymux.core.compute.triton.prefill import attend_chunks
+from polymux.core.compute.triton.single import PROGRAMS, attend_slab
 
 FEW_TOKENS = 16
 """Tokens of a row up to which each reads the row's slab by itself."""
@@ -75,6 +76,9 @@ class TritonAttention(AttentionBackend):
         if batch.slab_table is None or batch.largest > FEW_TOKENS:
             return SdpaAttention().cross(query, slabs, batch, options)
         # nothing is masked, so every token is a row of its own
+        tokens, heads, _ = query.shape
+        if heads == slabs.shape[3] and tokens * heads < PROGRAMS and options.softcap is None and options.sinks is None:
+            return attend_slab(query, slabs, batch.slab_table, batch.token_slots, options.scale)
         frames = slabs.shape[2]
         if "frames" not in batch.memo:
             batch.memo["frames"] = torch.full_like(batch.token_slots, frames)

@@ -11,6 +11,7 @@ import os
 import pytest
 import torch
 
+from polymux.core.batch.tokens import TokenBatch
 from polymux.core.compute.attention import AttentionBackend, PagedBatch, PagedContext
 from polymux.core.compute.sdpa import SdpaAttention
 from polymux.modalities.asr.decoder import WhisperDecoder
@@ -27,6 +28,8 @@ if not INTERPRETED and DEVICE == "cpu":
 pytest.importorskip("triton")
 
 from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
+from polymux.core.compute.triton.linear import CudaLinear  # noqa: E402
+from polymux.core.compute.triton.single import PROGRAMS, attend_slab, count_arrivals  # noqa: E402
 
 
 def pack(decoder: WhisperDecoder, backend: AttentionBackend) -> PagedContext:
@@ -57,12 +60,44 @@ def pack(decoder: WhisperDecoder, backend: AttentionBackend) -> PagedContext:
 def test_a_step_attends_and_writes_like_the_reference(whisper: torch.nn.Module) -> None:
     _, decoder = split_whisper(copy.deepcopy(whisper).to(DEVICE))
     decoder.start_still(torch.device(DEVICE))
-    merged = torch.randn(3, 3 * decoder.heads, decoder.shape.head_dim, generator=torch.Generator().manual_seed(1))
-    merged = merged.to(DEVICE)
+    width = decoder.heads * decoder.shape.head_dim
+    merged = torch.randn(3, 3 * width, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     ours, exact = pack(decoder, TritonAttention()), pack(decoder, SdpaAttention())
     found, wanted = decoder._attend(1, merged.clone(), ours), decoder._attend(1, merged.clone(), exact)
     torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.cache[1:4], exact.cache[1:4])
-    query = merged[:, : decoder.heads].contiguous()
-    crossed = [context.attend_slab(1, query, decoder._cross_options) for context in (ours, exact)]
+    crossed = [decoder._cross(1, merged[:, :width].contiguous(), context) for context in (ours, exact)]
     torch.testing.assert_close(crossed[0][:2], crossed[1][:2], rtol=1e-4, atol=1e-4)
+
+
+def test_few_tokens_are_computed_like_many(whisper: torch.nn.Module) -> None:
+    """Norms, GELU and sums inside of the products, attention in one kernel each."""
+    model = copy.deepcopy(whisper).to(DEVICE)
+    decoders = [split_whisper(model, make)[1] for make in (CudaLinear, None)]
+    decoders[0].start_still(torch.device(DEVICE))
+    assert decoders[0]._few
+    states, caches = [], []
+    for decoder, backend in zip(decoders, (TritonAttention(), SdpaAttention())):
+        decoder._few = decoder._few if decoder is decoders[0] else 0
+        context = pack(decoder, backend)
+        positions = context.batch.positions.clamp(min=0)
+        ids = torch.tensor([7, 3, 0], device=DEVICE)
+        states.append(decoder.run(TokenBatch(ids, positions, positions, positions, context)))
+        caches.append(context.cache[1:4])
+    torch.testing.assert_close(states[0][:2], states[1][:2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(caches[0], caches[1], rtol=1e-4, atol=1e-4)
+
+
+def test_long_slabs_are_joined_by_whoever_ends_last() -> None:
+    """Stretches of uneven numbers of frames, and counters that are left as they were found."""
+    generator = torch.Generator().manual_seed(2)
+    slabs = torch.randn(3, 2, 333, 4, 24, generator=generator).to(DEVICE)
+    query = torch.randn(5, 4, 24, generator=generator).to(DEVICE)
+    table, slots = torch.tensor([[2], [0], [1]], device=DEVICE), torch.tensor([1, 0, 2, 2, 0], device=DEVICE)
+    for _ in range(2):
+        found = attend_slab(query, slabs, table, slots, 0.3)
+        chosen = slabs[table[slots, 0]]
+        scores = torch.einsum("thd,tfhd->thf", query, chosen[:, 0]) * 0.3
+        exact = torch.einsum("thf,tfhd->thd", scores.softmax(dim=-1), chosen[:, 1])
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+    assert not count_arrivals(query.device, PROGRAMS).any()
