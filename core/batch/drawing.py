@@ -112,6 +112,9 @@ class Drawer:
     def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and
         the tokens' logprobs (R,). Looks at nothing on the host."""
+        fused = self._rules.fuse(rules, self.vocabulary)
+        if fused is not None:
+            return fused(logits, slots, self._rules.find(rules))
         values = logits.float()
         finite = torch.isfinite(values.amax(dim=-1)) & torch.isfinite(values.amin(dim=-1))
         values = self._rules.apply(values, slots, rules)

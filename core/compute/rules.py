@@ -12,13 +12,17 @@ row is a vector of `width` integers in the row's slot:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polymux.core.compute.device import send
+
+Choose = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor, Tensor]]
+"""(logits (R, vocabulary), slots (R,), the states of each rule by slot) -> the likeliest tokens (R,) under the rules,
+whether each row's logits were finite (R,), and the tokens' logprobs (R,). Advances the states."""
 
 
 class LogitRule(ABC):
@@ -39,6 +43,10 @@ class LogitRule(ABC):
         """The states after the tokens (R,) were drawn."""
         return states
 
+    def fuse(self, before: Sequence[LogitRule], vocabulary: int, device: torch.device) -> Choose | None:
+        """The likeliest tokens under the rules `before` and this one, in one pass where the device has it."""
+        return None
+
     def replay(self, generated: Sequence[int], device: torch.device) -> Tensor:
         """The state (1, width) of a row that has generated these tokens: a preempted row comes back with it."""
         states = send(np.array([list(self.begin())], np.int64), device)
@@ -52,7 +60,8 @@ class Suppress(LogitRule):
     """Never these tokens."""
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = torch.tensor(sorted(ids), dtype=torch.int64)
+        self.ids = tuple(sorted(ids))
+        self._ids = torch.tensor(self.ids, dtype=torch.int64)
 
     def apply(self, logits: Tensor, states: Tensor) -> Tensor:
         return logits.index_fill(1, self._on(logits), float("-inf"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymux.core.compute.device import send
-from polymux.core.compute.rules import LogitRule
+from polymux.core.compute.rules import Choose, LogitRule
 
 
 @dataclass
@@ -126,6 +126,7 @@ class RuleStates:
         self._slots = slots
         self._device = device
         self._states: dict[LogitRule, Tensor] = {}
+        self._fused: dict[tuple[LogitRule, ...], Choose | None] = {}
 
     def admit(self, slot: int, rules: Sequence[LogitRule], generated: Sequence[int]) -> None:
         for rule in rules:
@@ -134,6 +135,16 @@ class RuleStates:
                 shape = (self._slots, rule.width)
                 states = self._states[rule] = torch.zeros(shape, dtype=torch.int64, device=self._device)
             states[slot] = rule.replay(generated, self._device)[0]
+
+    def fuse(self, rules: tuple[LogitRule, ...], vocabulary: int) -> Choose | None:
+        """What chooses under all of them at once; found once."""
+        if rules not in self._fused:
+            self._fused[rules] = rules[-1].fuse(rules[:-1], vocabulary, self._device)
+        return self._fused[rules]
+
+    def find(self, rules: Sequence[LogitRule]) -> list[Tensor]:
+        """The states of rules that were admitted before, by slot."""
+        return [self._states[rule] for rule in rules]
 
     def apply(self, logits: Tensor, slots: Tensor, rules: Sequence[LogitRule]) -> Tensor:
         """Logits of rows that all carry these rules, admitted before; (R,) slots."""

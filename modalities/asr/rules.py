@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polymux.core.compute.rules import LogitRule
+from polymux.core.compute.rules import Choose, LogitRule, Suppress, SuppressFirst
 
 NONE = -1
 """In place of a token that was not generated."""
@@ -29,6 +29,16 @@ class Timestamps(LogitRule):
 
     def begin(self) -> Sequence[int]:
         return (NONE, NONE, NONE)
+
+    def fuse(self, before: Sequence[LogitRule], vocabulary: int, device: torch.device) -> Choose | None:
+        if device.type != "cuda" or [type(rule) for rule in before] != [SuppressFirst, Suppress]:
+            return None
+        from polymux.modalities.asr.choosing import WhisperChoice
+
+        first, always = (rule.ids for rule in before if isinstance(rule, Suppress))
+        return WhisperChoice(
+            vocabulary, first, always, self._first, self._end, self._no_timestamps, self._latest, device
+        )
 
     def apply(self, logits: Tensor, states: Tensor) -> Tensor:
         last, before, stamp = (column[:, None] for column in states.unbind(dim=1))
