@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polymux.core.config import EngineSettings, Settings
+from polymux.core.engine.child import Child
 from polymux.core.engine.spec import EngineSpec, ModelSpec
 from polymux.core.engine.supervisor import EngineProcess
 from polymux.core.errors import ConfigError, ModelError, PolymuxError
@@ -38,14 +39,17 @@ class Halves:
         return Served(self.model.name, tuple(self.pipeline.tasks), self.front, engine, self.model.aliases)
 
 
-def assemble(settings: Settings, plugins: Plugins, names: Sequence[str], report: Report) -> Service:
-    """A service over the models called `names` (the default ones when there are none), in one engine process.
+def assemble(
+    settings: Settings, plugins: Plugins, names: Sequence[str], report: Report, child: Child | None = None
+) -> Service:
+    """A service over the models called `names` (the default ones when there are none), in one engine process: `child`
+    if one was begun already.
 
     Files are fetched and converted on first use; `report` is told what takes long. Nothing is loaded yet: that is
     `Service.start`. Raises `ModelError` for what cannot be resolved, `ConfigError` when there is nothing to serve.
     """
     halves = gather_halves(settings, plugins, names, report)
-    engine = EngineProcess(make_spec(ENGINE, settings, plugins, halves))
+    engine = EngineProcess(make_spec(ENGINE, settings, plugins, halves), first=child)
     return Service(half.serve(engine) for half in halves)
 
 

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_begun = time.monotonic()
+now = time.monotonic
+"""Seconds on a clock that all processes of a machine share."""
+
+_begun = now()
 
 _parts: ContextVar[dict[str, float] | None] = ContextVar("parts", default=None)
 
@@ -18,12 +21,12 @@ _parts: ContextVar[dict[str, float] | None] = ContextVar("parts", default=None)
 def begin() -> None:
     """The process begins now."""
     global _begun
-    _begun = time.monotonic()
+    _begun = now()
 
 
-def since_begin() -> float:
-    """Seconds since the process began."""
-    return time.monotonic() - _begun
+def begun() -> float:
+    """When the process began."""
+    return _begun
 
 
 @contextmanager
@@ -49,9 +52,9 @@ def part(name: str) -> Iterator[None]:
     if parts is None:
         yield
         return
-    began, inside = time.monotonic(), sum(parts.values())
+    began, inside = now(), sum(parts.values())
     try:
         yield
     finally:
         inside = sum(parts.values()) - inside
-        parts[name] = parts.get(name, 0.0) + time.monotonic() - began - inside
+        parts[name] = parts.get(name, 0.0) + now() - began - inside

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polymux.gateway.lines import LineHandler
+
+if TYPE_CHECKING:
+    from polymux.core.cli import Frame
+    from polymux.core.engine.child import Child
 
 
 def serve(
@@ -25,6 +29,20 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models over HTTP, compatible with OpenAI's API."""
+    from contextlib import ExitStack
+
+    from polymux.core.engine.child import Child
+
+    with ExitStack() as stack:
+        # a development server's engines are many, and begin later
+        child = None if reload else stack.enter_context(Child())
+        flags = {"host": host, "port": port, "insecure": insecure}
+        status = run(ctx.obj, models or [], flags, child, quiet=quiet)
+    raise typer.Exit(status)
+
+
+def run(frame: Frame, models: list[str], flags: dict[str, Any], child: Child | None, *, quiet: bool) -> int:
+    """Serve until told to stop; returns the exit status. Without a `child`, models are swapped as plugins change."""
     from setproctitle import setproctitle
 
     from polymux.core.assembly import assemble
@@ -35,13 +53,11 @@ def serve(
     from polymux.gateway.settings import GatewaySettings
 
     setproctitle("polymux gateway")
-    frame = ctx.obj
-    flags = {"host": host, "port": port, "insecure": insecure}
     settings = frame.config.read("gateway", GatewaySettings, flags)
     settings.check()
     listener = bind_socket(settings)
-    reloader = Reloader(frame.settings, frame.plugins, models or [], tell) if reload else None
-    service = reloader.service if reloader else assemble(frame.settings, frame.plugins, models or [], tell)
+    reloader = Reloader(frame.settings, frame.plugins, models, tell) if child is None else None
+    service = reloader.service if reloader else assemble(frame.settings, frame.plugins, models, tell, child)
     app = create_app(service, settings, plugins=frame.plugins)
     bound, number = listener.getsockname()[:2]
     address = f"http://{f'[{bound}]' if ':' in bound else bound}:{number}"
@@ -49,7 +65,7 @@ def serve(
     log = None if quiet else start_access_log()
     beside = reloader.watch(lambda plugins: refresh_app(app, plugins)) if reloader else None
     try:
-        status = run_server(
+        return run_server(
             app,
             service,
             listener,
@@ -59,7 +75,6 @@ def serve(
     finally:
         if log is not None:
             log.close()
-    raise typer.Exit(status)
 
 
 def start_access_log() -> LineHandler:

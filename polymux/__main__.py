@@ -2,8 +2,11 @@
 
 import sys
 
+from polymux.core.stopwatch import begin
+
 
 def main() -> None:
+    begin()
     from polymux.core.cli import run
 
     sys.exit(run())

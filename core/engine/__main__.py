@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import import_module
+
 from polymux.core.engine.process import EngineLoop, main
 from polymux.core.engine.spec import EngineSpec
+from polymux.core.imports import importing
 from polymux.core.vocabulary import Ready
+
+LOAD = "polymux.core.engine.load"
+"""It imports torch, which takes seconds: meanwhile the parent finds out what is to be served."""
+
+
+def import_torch() -> None:
+    # what is wrong with it is told where models are loaded
+    with contextlib.suppress(Exception), importing():
+        import_module(LOAD)
 
 
 def load_models(spec: EngineSpec) -> tuple[EngineLoop, Ready]:
-    # torch takes seconds to import: by then the process has its name, and its signals are settled
     from polymux.core.engine.load import load
 
     return load(spec)
 
 
-main(load_models)
+main(load_models, import_torch)

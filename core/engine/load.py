@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.engine.spec import EngineSpec, ModelSpec
 from polymux.core.errors import ConfigError, ModelError, PolymuxError
+from polymux.core.imports import importing
 from polymux.core.models import ModelFiles
 from polymux.core.pipeline import Program
 from polymux.core.plugins import Plugins, load_plugins
-from polymux.core.stopwatch import part, since_begin, stopwatch
+from polymux.core.stopwatch import begun, now, part, stopwatch
 from polymux.core.vocabulary import Ready
 
 STATED = ("quantization", "deterministic")
@@ -31,16 +31,21 @@ def load(spec: EngineSpec) -> tuple[Loop, Ready]:
 
     Raises `ModelError`, naming the model, or `ConfigError`.
     """
-    imported = since_begin()
-    plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
-    device = open_device(spec.device)
-    settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
-    site = open_site(plugins, device, read_settings(settings))
-    opened = since_begin() - imported
+    own, imported = begun(), now()
+    began = own if spec.began is None else spec.began
+    with importing():  # plugins bring libraries of their own
+        plugins = load_plugins([Path(folder) for folder in spec.plugin_dirs], spec.disabled_plugins)
+        device = open_device(spec.device)
+        settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
+        site = open_site(plugins, device, read_settings(settings))
+    opened = now()
+    shared = {"process": own - began, "imports": imported - own, "plugins and device": opened - imported}
     programs: dict[str, Program] = {}
     facts: dict[str, dict[str, Any]] = {}
     for model in spec.models:
-        began = time.monotonic()
+        loading = now()
+        if facts:
+            shared["other models"] = loading - opened
         try:
             with stopwatch() as parts:
                 programs[model.name] = load_program(model, plugins, site)
@@ -53,8 +58,8 @@ def load(spec: EngineSpec) -> tuple[Loop, Ready]:
         facts[model.name] = {
             **programs[model.name].describe(),
             **{name: model.options[name] for name in STATED if name in model.options},
-            "load_seconds": round(time.monotonic() - began, 3),
-            "start_seconds": {"imports": round(imported, 3), "plugins and device": round(opened, 3), **parts},
+            "load_seconds": round(now() - loading, 3),
+            "start_seconds": {**{name: round(seconds, 3) for name, seconds in shared.items()}, **parts},
         }
     return Loop(site, programs), Ready(facts, plugins.complain())
 

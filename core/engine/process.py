@@ -84,8 +84,11 @@ def drive(loop: EngineLoop, port: Port) -> None:
             port.send(reports)
 
 
-def main(load: Load) -> NoReturn:
-    """The whole life of an engine process. Exit status 0: told to stop."""
+def main(load: Load, prepare: Callable[[], None] = lambda: None) -> NoReturn:
+    """The whole life of an engine process. Exit status 0: told to stop.
+
+    `prepare` runs on a thread of its own while the spec is awaited, and has ended when `load` begins.
+    """
     begin()
     open_log()
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The gateway drains first, and the
@@ -93,9 +96,15 @@ def main(load: Load) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
+    preparing = threading.Thread(target=prepare, name="prepare", daemon=True)
+    preparing.start()
+    line = sys.stdin.buffer.readline()
+    if not line:  # nobody needs it any more
+        leave(0)
+    spec = msgspec.json.decode(line, type=EngineSpec)
     setproctitle(f"polymux engine {spec.name}")
     threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    preparing.join()
     try:
         status = run(spec, load)
     except Exception:

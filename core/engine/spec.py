@@ -29,5 +29,7 @@ class EngineSpec(msgspec.Struct, kw_only=True):
     disabled_plugins: list[str] = []
     settings: dict[str, Any] = {}
     commands: str = ""
-    """Where to take commands from and send reports to: zmq addresses, filled in by the supervisor."""
+    """Where to take commands from and send reports to: zmq addresses, filled in by the supervisor, as is `began`."""
     reports: str = ""
+    began: float | None = None
+    """When the start began whose end is this engine's readiness, in seconds of `stopwatch.now`."""

@@ -8,36 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from polymux.core.engine.child import COMMAND, Child
 from polymux.core.engine.client import Engine
 from polymux.core.engine.folder import sweep
 from polymux.core.engine.process import LOAD_FAILED
 from polymux.core.engine.sockets import ClientEnd
 from polymux.core.engine.spec import EngineSpec
 from polymux.core.errors import EngineDied, ModelError, NotReady
+from polymux.core.stopwatch import begun
 from polymux.core.vocabulary import Command, LoadFailed, Ready, Stop
-
-COMMAND = (sys.executable, "-m", "polymux.core.engine")
-
-ENVIRONMENT = {
-    # OpenMP's threads spin between two operators by default. An operator of a decode step takes microseconds, and
-    # whatever else runs waits for the spinning cores meanwhile: asleep, a busy machine of two cores is 5 to 10 times
-    # as fast, a quiet one hardly slower. It is read once, when torch is imported.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # Bars of an engine's loading would run over the gateway's own lines.
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    # What transformers thinks of a configuration that it read without fault is no news to an operator.
-    "TRANSFORMERS_VERBOSITY": "error",
-}
-"""What an engine's environment holds unless the user has set it."""
 
 log = logging.getLogger("polymux.supervisor")
 
@@ -71,7 +57,9 @@ class EngineProcess(Engine):
         restarts: Restarts | None = None,
         command: Sequence[str] = COMMAND,
         grace: float = 5.0,
+        first: Child | None = None,
     ) -> None:
+        """`first` is a process of `command` that was begun already, with the one that calls this."""
         super().__init__(spec.name)
         self.spec = spec
         self.restarts = restarts or Restarts()
@@ -80,7 +68,8 @@ class EngineProcess(Engine):
         """Seconds that `stop` waits before it kills."""
         self.deaths = 0
         """How often the process died without being told to."""
-        self._process: asyncio.subprocess.Process | None = None
+        self._first = first
+        self._process: Child | None = None
         self._end: ClientEnd | None = None
         self._ready_at: float | None = None
         self._answered = asyncio.Event()
@@ -163,13 +152,17 @@ class EngineProcess(Engine):
         self.failure, self._ready_at = None, None
         self._answered.clear()
         end = ClientEnd(self._deliver, self._lose)
-        process = None
+        process, self._first = self._first, None
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command, stdin=asyncio.subprocess.PIPE, env={**ENVIRONMENT, **os.environ}
+            began = begun() if process is not None else None
+            process = process or Child(self.command)
+            spec = msgspec.structs.replace(
+                self.spec,
+                commands=end.commands_address,
+                reports=end.reports_address,
+                began=process.began if began is None else began,
             )
-            spec = msgspec.structs.replace(self.spec, commands=end.commands_address, reports=end.reports_address)
-            process.stdin.write(msgspec.json.encode(spec) + b"\n")  # type: ignore[union-attr]  # it is a pipe
+            process.tell(msgspec.json.encode(spec))
             self._process, self._end = process, end
             status = await process.wait()
             if status == LOAD_FAILED:
@@ -181,7 +174,7 @@ class EngineProcess(Engine):
             return f"cannot be started ({error})"
         finally:
             self._process, self._end = None, None
-            if process is not None and process.returncode is None:
+            if process is not None:
                 process.kill()
                 await process.wait()
             end.close()
@@ -191,16 +184,15 @@ class EngineProcess(Engine):
         if self._process is not None:
             self._process.kill()
 
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_process(self, process: Child) -> None:
         if self.state == "ready":
             self.send(Stop())
-        elif process.stdin is not None:
-            process.stdin.close()  # it reads no commands while it loads; the end of its input ends it
+        else:
+            process.dismiss()  # it reads no commands while it loads
         try:
             await asyncio.wait_for(process.wait(), self.grace)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
 
 
 def _describe(status: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polymux.core.hooks import hookimpl
+from polymux.core.imports import importing
 from polymux.core.pipeline import Front, Pipeline, Program
 from polymux.core.plugins import Example
 from polymux.core.stopwatch import part
@@ -44,7 +45,7 @@ class TextGeneration(Pipeline):
         return GenerateFront.load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-        with part("import of the model's code"):
+        with part("imports of the model"), importing():
             from polymux.core.generation.program import load_generation
 
         return load_generation(files, site, options)
