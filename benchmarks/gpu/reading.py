@@ -1,0 +1,245 @@
+"""Decode attention on a CUDA card: our kernel in several forms, each beside what reading its keys and values must take.
+
+own-256, -128, -64   so many rows of 400 to 680 tokens of their own, 32 query heads on 8 key heads of 128
+prefix-64            64 rows of 70 to 190 tokens behind 2,048 that they have in common
+slabs-64             64 slabs of 1,500 frames, 20 heads of 64: cross-attention
+
+`now` is the kernel that serves. `ahead` knows the blocks of a tile one tile before, and masks the last tile only. A
+form is tile, warps, stages, and how many programs are wanted at least.
+Microseconds of one layer, the share of the card's copying rate, and how far from the reference in fp32.
+
+PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/reading.py --out reading.jsonl
+With TRITON_INTERPRET=1 and --tiny: small rows on the CPU, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from attention import clock
+from torch import Tensor
+
+from polymux.core.compute.attention import AttentionOptions
+from polymux.core.compute.triton import decode
+from polymux.core.compute.triton.jit import kernel
+
+RATE = 4.26e12
+"""Bytes a second that the card copies, read and written."""
+
+
+class Form(NamedTuple):
+    tile: int
+    warps: int
+    stages: int
+    programs: int = 1024
+
+
+FORMS = [
+    Form(128, 4, 2),
+    Form(64, 4, 2),
+    Form(64, 4, 3),
+    Form(64, 2, 3),
+    Form(32, 2, 4),
+    Form(64, 4, 3, 4096),
+]
+
+
+@triton.jit
+def _fold(peak, total, mixed, q, keys, values, seen, factor, MASKED: tl.constexpr):
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * factor
+    if MASKED:
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    shrink = tl.exp2(peak - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total, mixed
+
+
+@kernel()
+def _read_ahead(
+    query, cache, out, partial, tables, slots, lengths, scale, table_stride, block_stride, value_stride, token_stride,
+    head_stride, splits, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    length = tl.load(lengths + row).to(tl.int32)
+    table = tables + tl.load(slots + row) * table_stride
+    share = tl.cdiv(tl.cdiv(length, splits), TILE) * TILE
+    first = split * share
+    last = tl.minimum(first + share, length)
+    heads = tl.arange(0, GROUP)
+    dims = tl.arange(0, DIM)
+    lanes = tl.arange(0, TILE)
+    here = heads < group
+    head = kv_head * group + heads
+    peak = tl.full([GROUP], -1e30, tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    mixed = tl.zeros([GROUP, DIM], tl.float32)
+    factor = scale * 1.4426950408889634
+    if first < last:
+        blocks = tl.load(table + (first + lanes) // BLOCK, first + lanes < last, other=0)
+        q = tl.load(query + (row * HEADS + head[:, None]) * DIM + dims[None, :], here[:, None], other=0.0)
+        base = cache + kv_head * head_stride + dims[None, :]
+        whole = first + (last - first) // TILE * TILE
+        for start in range(first, whole, TILE):
+            places = start + lanes
+            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
+            blocks = tl.load(table + (places + TILE) // BLOCK, places + TILE < last, other=0)
+            keys = tl.load(where)
+            values = tl.load(where + value_stride)
+            peak, total, mixed = _fold(peak, total, mixed, q, keys, values, here, factor, False)
+        if whole < last:
+            places = whole + lanes
+            seen = places < last
+            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
+            keys = tl.load(where, seen[:, None], other=0.0)
+            values = tl.load(where + value_stride, seen[:, None], other=0.0)
+            peak, total, mixed = _fold(peak, total, mixed, q, keys, values, seen, factor, True)
+    if WHOLE:
+        result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        target = out + (row * HEADS + head[:, None]) * DIM + dims[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), here[:, None])
+    else:
+        target = partial + ((row * HEADS + head) * splits + split) * (DIM + 2)
+        tl.store(target[:, None] + dims[None, :], mixed, here[:, None])
+        tl.store(target + DIM, peak * 0.6931471805599453, here)
+        tl.store(target + DIM + 1, total, here)
+
+
+@dataclass
+class Case:
+    name: str
+    own: list[int]
+    shared: int = 0
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+    block: int = 16
+
+    @property
+    def bytes(self) -> float:
+        return 4.0 * (sum(self.own) + self.shared) * self.kv_heads * self.dim
+
+
+def list_cases(tiny: bool) -> list[Case]:
+    draw = random.Random(0)
+    if tiny:
+        return [
+            Case("own", [5, 70, 33], heads=4, kv_heads=2, dim=16),
+            Case("prefix", [3, 20], shared=32, heads=4, kv_heads=2, dim=16),
+        ]
+    return [
+        *(Case(f"own-{rows}", sorted((draw.randint(400, 680) for _ in range(rows)), reverse=True))
+          for rows in (256, 128, 64)),
+        Case("prefix-64", sorted((draw.randint(70, 190) for _ in range(64)), reverse=True), shared=2048),
+        Case("slabs-64", [1500] * 64, heads=20, kv_heads=20, dim=64, block=1500),
+    ]  # fmt: skip
+
+
+class Tensors:
+    def __init__(self, case: Case, device: str, dtype: torch.dtype) -> None:
+        self.case = case
+        rows = len(case.own)
+        lengths = [case.shared + own for own in case.own]
+        columns = -(-max(lengths) // case.block)
+        shape = (rows * columns, 2, case.block, case.kv_heads, case.dim)
+        self.cache = torch.randn(*shape, device=device).to(dtype)
+        self.query = torch.randn(rows, case.heads, case.dim, device=device).to(dtype)
+        self.tables = torch.randperm(rows * columns, device=device).view(rows, columns)
+        self.tables[:, : case.shared // case.block] = self.tables[:1, : case.shared // case.block]
+        self.slots = torch.arange(rows, device=device)
+        self.lengths = torch.tensor(lengths, device=device)
+        self.longest = 4096 if case.block == 16 else case.block
+        self.shared = torch.tensor([case.shared], device=device) if case.shared else None
+        self.options = AttentionOptions(case.dim**-0.5, causal=False)
+
+    def now(self) -> Tensor:
+        return decode.attend_singles(
+            self.query, self.cache, self.tables, self.slots, self.lengths, self.case.block, self.longest, self.options,
+            self.shared,
+        )  # fmt: skip
+
+    def ahead(self, form: Form) -> Tensor:
+        case = self.case
+        rows, splits = len(case.own), 1
+        while rows * case.kv_heads * splits < form.programs and splits * 128 < max(case.own) and splits < 32:
+            splits *= 2
+        out = torch.empty_like(self.query)
+        partial = self.query.new_empty(rows, case.heads, splits, case.dim + 2, dtype=torch.float32)
+        _read_ahead[(rows, case.kv_heads, splits)](
+            self.query, self.cache, out, partial, self.tables, self.slots, self.lengths, self.options.scale,
+            self.tables.stride(0), *self.cache.stride()[:4], splits, case.heads, case.kv_heads,
+            max(16, triton.next_power_of_2(case.heads // case.kv_heads)), case.dim, case.block, form.tile, splits == 1,
+            num_warps=form.warps, num_stages=form.stages,
+        )  # fmt: skip
+        if splits > 1:
+            heads, bound = rows * case.heads, 16 if splits <= 16 else 64
+            decode._join[(heads,)](partial, out, splits, bound, case.dim, case.dim, num_warps=2)
+        return out
+
+    def exact(self) -> Tensor:
+        case, parts = self.case, []
+        for row, length in enumerate(self.lengths.tolist()):
+            keys, values = self.cache[self.tables[row]].float().transpose(0, 1).flatten(1, 2)[:, :length].unbind(0)
+            states = [each.repeat_interleave(case.heads // case.kv_heads, dim=1) for each in (keys, values)]
+            weights = torch.einsum("hd,thd->ht", self.query[row].float(), states[0]).mul(self.options.scale).softmax(-1)
+            parts.append(torch.einsum("ht,thd->hd", weights, states[1]))
+        return torch.stack(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--limit", type=float, default=40.0, help="seconds after which nothing more is begun")
+    args = parser.parse_args()
+    began = time.perf_counter()
+
+    def tell(line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+        if args.out is not None:
+            with args.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
+    for case in list_cases(args.tiny):
+        tensors = Tensors(case, device, dtype)
+        exact = tensors.exact()
+        runs: list[tuple[str, Callable[[], Tensor]]] = [("now", tensors.now)]
+        if not case.shared:
+            runs += [(f"ahead {'-'.join(map(str, form))}", partial(tensors.ahead, form)) for form in FORMS]
+        for name, run in runs:
+            if time.perf_counter() - began > args.limit:
+                tell({"case": case.name, "form": name, "failed": "no time left"})
+                continue
+            line: dict[str, Any] = {"case": case.name, "form": name}
+            try:
+                line["error"] = float((run().float() - exact).norm() / exact.norm())
+                if not args.tiny:
+                    line["us"] = round(1e3 * clock(run), 1)
+                    line["share_percent"] = round(100 * case.bytes / RATE * 1e6 / line["us"], 1)
+            except Exception as error:
+                line["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+            tell(line)
+        del tensors, exact
+    tell({"seconds": round(time.perf_counter() - began, 1)})
+
+
+if __name__ == "__main__":
+    main()
