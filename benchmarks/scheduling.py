@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
@@ -58,7 +59,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slice", type=float, default=ON_CUDA["slice_ms"])
     parser.add_argument("--seconds", type=float, default=120.0, help="of arrivals in the long run")
+    parser.add_argument("--recorded", type=int, default=QWEN3_8B_H200.recorded, help="tokens of the largest launch")
     args = parser.parse_args()
+    card = replace(QWEN3_8B_H200, recorded=args.recorded)
     known = {512: WARM}
     print("load         first p50 / p99 (allowed)    between p50 / p99 (peer)   | the same, many arrivals")
     for (rate, prompt), (peer_first, peer_between) in LOADS.items():
@@ -67,7 +70,7 @@ def main() -> None:
             cached = known.get(prompt, 0) if ids else 0
             served = simulate(
                 draw_arrivals(rate, prompt, count, ids=ids, known=cached),
-                QWEN3_8B_H200.milliseconds,
+                card,
                 slice_ms=args.slice,
                 max_rows=int(ON_CUDA["max_rows"]),
                 max_units=int(ON_CUDA["max_units"]),

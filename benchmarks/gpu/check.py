@@ -152,7 +152,7 @@ def cases(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         models = {name: models[name] for name in ("qwen3", "moe")}
     shapes = [(7, 4, 6, 1 << 17), (64, 16, 6, 1 << 21)]
     if not args.tiny:
-        shapes += [(512, 16, 1, 1 << 21), (4096, 16, 20, 1 << 23), (33, 8, 70, 1 << 23)]
+        shapes += [(512, 16, 1, 1 << 21), (128, 16, 20, 1 << 23), (4096, 16, 20, 1 << 23), (33, 8, 70, 1 << 23)]
     for (name, make), backend, (chunk, block, rows, cache) in product(models.items(), paged_backends(device), shapes):
         sizes = {"chunk": chunk, "block": block, "rows": rows, "cache": cache}
         yield {"model": name, "make": make, "tier": "fast", "attention": backend, "warm": rows > 6, **sizes}

@@ -124,7 +124,8 @@ TOKENS = (64, *range(128, 2049, 128))
 SINGLES = 64
 """Streams of the narrow frames; the wide ones hold all rows of a stage."""
 
-CHUNKS = 16
+CHUNKS = 32
+"""Rows that bring several tokens: one that is not there costs next to nothing."""
 
 
 def list_frames(max_units: int, max_rows: int) -> tuple[list[Frame], list[Frame]]:

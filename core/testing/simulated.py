@@ -7,7 +7,7 @@ long its others are apart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polymux.core.batch.plan import Grant, Plan
@@ -47,10 +47,13 @@ class Served:
 
 @dataclass(frozen=True)
 class SimulatedDecoder:
-    """Milliseconds of a launch: it reads the weights or multiplies by them, whichever takes longer; it reads keys and
-    values; and prompts attend to what they have before them. Products are made in tiles of so many tokens."""
+    """Milliseconds of a launch. On the card: it reads the weights or multiplies by them, whichever takes longer; it
+    reads keys and values; and prompts attend to what they have before them. Products are made in tiles of so many
+    tokens. On the host: much where a launch with prompts is not recorded."""
 
     weights: float
+    fixed: float
+    """Of a launch with long work, besides its tokens: the last waves of its products, and what lies between them."""
     token: float
     """Of products, a token."""
     read: float
@@ -58,17 +61,43 @@ class SimulatedDecoder:
     attend: float
     """Of a prompt's attention, a token and thousand tokens before it."""
     tile: int = 1
+    launch: float = 0.0
+    """Of the host, planning included."""
+    recorded: int = 1 << 30
+    """Tokens up to which launches with prompts are recorded."""
+    kernels: float = 0.0
+    """Of the host, where they are not."""
+    streams: float = 0.0
+    """What it takes more then, if rows bring single tokens as well."""
+
+    def host(self, plan: Plan) -> float:
+        singles = sum(grant.count == 1 for grant in plan.grants)
+        if singles == len(plan.grants) or plan.units <= self.recorded:
+            return self.launch
+        return self.launch + self.kernels + (self.streams if singles else 0.0)
 
     def milliseconds(self, plan: Plan) -> float:
         tokens = -(-sum(grant.count for grant in plan.grants) // self.tile) * self.tile
         seen = sum(grant.start + grant.count for grant in plan.grants)
         long = sum(grant.count * (grant.start + grant.count / 2) for grant in plan.grants if grant.count > 1)
-        return max(self.weights, self.token * tokens) + self.read * seen + self.attend * long / 1e3
+        return max(self.weights, self.fixed + self.token * tokens) + self.read * seen + self.attend * long / 1e3
 
 
-QWEN3_8B_H200 = SimulatedDecoder(weights=4.2, token=0.0211, read=4e-5, attend=0.002, tile=128)
-"""Fitted to decode steps of 4.5 ms alone, and to first tokens under 8 prompts of 2,400 tokens a second. Those gave
-0.0216 a token while the last layer was still computed for tokens whose state nobody asks for, 2.4% of a prompt."""
+QWEN3_8B_H200 = SimulatedDecoder(
+    weights=4.6,
+    fixed=1.2,
+    token=0.0163,
+    read=4e-5,
+    attend=0.0018,
+    tile=128,
+    launch=0.8,
+    recorded=2048,
+    kernels=11.0,
+    streams=4.0,
+)
+"""Fitted to `benchmarks/gpu/mixed.py` and `attention.py` on a card: beside attention 9.6 ms for 512 tokens, 17.7 for
+1,024, 34.2 for 2,048 and 68 for 4,096, and 4.0 ms of attention in a prompt of 2,016; 11 ms of the host where kernels
+are launched one by one, 15 beside streams."""
 
 
 class SimulatedRow(Row):
@@ -120,7 +149,7 @@ def _simulated(row: Row) -> SimulatedRow:
 
 def simulate(
     requests: Sequence[Request],
-    cost: Callable[[Plan], float],
+    card: SimulatedDecoder,
     *,
     slice_ms: float,
     max_rows: int = 256,
@@ -128,10 +157,10 @@ def simulate(
     least_units: int = 64,
     grain: int = 1,
     depth: int = 2,
-    host_ms: float = 0.3,
 ) -> list[Served]:
     """Serves the requests as the loop does: `depth` launches are out, and a launch is planned before the host has seen
-    the one before. `host_ms`: what planning and launching take."""
+    the one before. A recorded launch begins when the host has sent it, another with its first kernel, and it ends no
+    sooner than the last is sent."""
     stage = SimulatedStage(max_rows, max_units, least_units, grain)
     scheduler = Scheduler([stage], Arena(1 << 16, Device().torch, 1 << 16), slice_ms)
     lane = scheduler.lane(stage)
@@ -162,8 +191,8 @@ def simulate(
             scheduler.enqueue(stage, SimulatedRow(Job(host, str(len(coming)), "chat"), each))
         planned = scheduler.plan()
         if planned is not None:
-            launched, now = now, now + host_ms
-            free = max(free, now) + cost(planned[1])
+            launched, now = now, now + card.host(planned[1])
+            free = max(max(free, launched + card.launch) + card.milliseconds(planned[1]), now)
             inflight.append((planned[1], launched, free))
         elif not inflight:
             now = max(now, coming[0].request.at)

@@ -16,6 +16,7 @@ from polymux.core.testing.simulated import (
     QWEN3_8B_H200,
     Request,
     Served,
+    SimulatedDecoder,
     SimulatedRow,
     SimulatedStage,
     percentile,
@@ -36,7 +37,7 @@ def arrive(rate: float, prompt: int, seconds: float) -> list[Request]:
 
 
 def serve(requests: list[Request]) -> list[Served]:
-    served = simulate(requests, QWEN3_8B_H200.milliseconds, slice_ms=SLICE, grain=TILE)
+    served = simulate(requests, QWEN3_8B_H200, slice_ms=SLICE, grain=TILE)
     assert all(len(each.times) == each.request.answer for each in served)
     return served
 
@@ -74,13 +75,19 @@ def test_what_is_cut_is_cut_to_whole_tiles() -> None:
     ends a prompt with none behind it."""
     sizes: list[int] = []
 
-    def watch(plan: Plan) -> float:
-        if any(grant.count >= 64 and not grant.final for grant in plan.grants):
-            sizes.append(plan.units)
-        return QWEN3_8B_H200.milliseconds(plan)
+    class Watched(SimulatedDecoder):
+        def milliseconds(self, plan: Plan) -> float:
+            if any(grant.count >= 64 and not grant.final for grant in plan.grants):
+                sizes.append(plan.units)
+            return super().milliseconds(plan)
 
     streams = [Request(0.0, 64, 200) for _ in range(9)]
-    simulate([*streams, Request(100.0, 9_000, 1), Request(110.0, 777, 1)], watch, slice_ms=SLICE, grain=TILE)
+    simulate(
+        [*streams, Request(100.0, 9_000, 1), Request(110.0, 777, 1)],
+        Watched(**vars(QWEN3_8B_H200)),
+        slice_ms=SLICE,
+        grain=TILE,
+    )
     assert len(sizes) > 4
     assert all(size % TILE == 0 for size in sizes)
 
