@@ -58,10 +58,14 @@ class Frame:
     def bounds(self) -> RowBounds:
         return RowBounds(self.singles, self.tokens)
 
-    def admits(self, plan: Plan) -> bool:
+    @classmethod
+    def around(cls, plan: Plan) -> Frame:
+        """The one that a plan fills."""
         singles = sum(grant.count == 1 for grant in plan.grants)
-        chunks = len(plan.grants) - singles
-        return singles <= self.singles and chunks <= self.chunks and plan.units <= self.tokens
+        return cls(plan.units, singles, len(plan.grants) - singles)
+
+    def holds(self, other: Frame) -> bool:
+        return other.tokens <= self.tokens and other.singles <= self.singles and other.chunks <= self.chunks
 
     def split(self, buffer: Tensor) -> dict[str, Tensor]:
         """Views of the parts of a buffer (size,)."""

@@ -17,10 +17,10 @@ from polymux.core.batch.row import Row, RowState
 from polymux.core.batch.stage import Stage
 from polymux.core.cache.arena import Arena
 
-SHORTEST, LONGEST = 0.4, 1.5
+SHORTEST, LONGEST = 0.3, 1.5
 """Of a slice of time: how short and how long a launch with long work may be while streams run."""
 
-SHARE = 0.22
+SHARE = 0.4
 """Of all long work that waits: what a launch takes of it, within those bounds. With little waiting, streams hardly
 notice; with much, prompts must not wait for what every launch costs anyhow. Chosen in `benchmarks/scheduling.py`."""
 

@@ -64,9 +64,9 @@ class MixedGraphs:
 
     def choose(self, plan: Plan) -> Frame | None:
         """The smallest recorded frame that the plan fits without much padding."""
-        most = max(FREE, PADDED * plan.units)
-        fitting = [frame for frame in self._recorded if frame.tokens <= most and frame.admits(plan)]
-        return min(fitting, default=None)
+        wanted = Frame.around(plan)
+        most = max(FREE, PADDED * wanted.tokens)
+        return min((frame for frame in self._recorded if frame.tokens <= most and frame.holds(wanted)), default=None)
 
     def run(self, frame: Frame, sent: Tensor) -> tuple[Tensor, ...]:
         """What the step gives for a filled buffer on the device, (rows, ...) each."""

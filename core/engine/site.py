@@ -38,7 +38,7 @@ class SiteSettings:
     """Bytes of a piece of the arena, from which blocks are cut."""
     slice_ms: float = 50.0
     """What a launch is cut to while another stage waits for the device. While streams of its own stage wait, it is cut
-    to between 0.4 and 1.5 times that (`Lane`)."""
+    to between 0.3 and 1.5 times that (`Lane`)."""
     deterministic: bool = False
     """The same text alone and under load: prompts are computed in fixed chunks, whatever else runs."""
 
