@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 from transformers import WhisperForConditionalGeneration
 
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
@@ -19,6 +18,7 @@ from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.attention import AttentionOptions, PagedContext
 from polymux.core.compute.fast.layers import MakeLinear, merge
 from polymux.core.compute.fast.operations import choose_operations
+from polymux.modalities.asr.norms import add_norm
 
 
 @dataclass
@@ -94,14 +94,14 @@ class WhisperDecoder(TokenModel):
         x = self.embedding[batch.ids] + self.places[batch.positions]
         if x.shape[0] <= self._few:
             return self._run_few(x, context)
-        hidden, x = self._add_norm(x, None, self.layers[0].before if self.layers else self.norm)
+        hidden, x = add_norm(x, None, self.layers[0].before if self.layers else self.norm)
         for index, layer in enumerate(self.layers):
             mixed = layer.mixed(self._attend(index, layer.merged(hidden), context))
-            hidden, x = self._add_norm(mixed, x, layer.before_cross)
+            hidden, x = add_norm(mixed, x, layer.before_cross)
             crossed = layer.crossed(self._cross(index, layer.query(hidden), context))
-            hidden, x = self._add_norm(crossed, x, layer.before_wide)
+            hidden, x = add_norm(crossed, x, layer.before_wide)
             following = self.layers[index + 1].before if index + 1 < len(self.layers) else self.norm
-            hidden, x = self._add_norm(layer.narrow(self.act(layer.wide(hidden))), x, following)
+            hidden, x = add_norm(layer.narrow(self.act(layer.wide(hidden))), x, following)
         return hidden
 
     def _run_few(self, x: Tensor, context: PagedContext) -> Tensor:
@@ -133,15 +133,6 @@ class WhisperDecoder(TokenModel):
             return context.backend.paged(query, cache, context.batch, self._self_options).flatten(1)
         query, key, value = merged.split(self.heads, dim=1)
         return context.attend(index, query, key, value, self._self_options).flatten(1)
-
-    def _add_norm(self, x: Tensor, residual: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """The norm of x + residual, and the sum."""
-        if x.is_cuda:
-            from polymux.core.compute.triton.layer_norm import add_layer_norm
-
-            return add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
-        total = x if residual is None else residual + x
-        return layer_norm(total, norm.normalized_shape, norm.weight, norm.bias, norm.eps), total
 
 
 def read_layer(layer: nn.Module, make: MakeLinear) -> DecoderLayer:

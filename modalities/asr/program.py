@@ -157,7 +157,7 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     encoder, decoder = split_whisper(load_whisper(files.folder, device, read_dtype(options)), make)
     draftings = (*site.draftings, SmallWhisper(encoder, make))
     drafter = open_drafter(options.get("speculation"), decoder, site, draftings)
-    encoder.quantize(quantization)
+    encoder.settle()
     tokenizer = Tokenizer.load(files)
     tokens = SpeechTokens.load(files, tokenizer)
     # on a CPU a window fills every core by itself, and other stages get their turn between two

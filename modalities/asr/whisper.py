@@ -6,12 +6,10 @@ slab, where the decoder's rows read them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +20,9 @@ from polymux.core.batch.oneshot import OneShotModel
 from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.fast.layers import MakeLinear, merge
 from polymux.core.compute.fast.operations import choose_operations
-from polymux.core.compute.quantization import quantize_model
 from polymux.core.errors import ModelError
 from polymux.modalities.asr.decoder import WhisperDecoder
+from polymux.modalities.asr.encoder import Encoder
 from polymux.modalities.asr.features import HOP, LogMel
 
 STRIDE = 2
@@ -46,17 +44,23 @@ class Excerpt:
 class Ear:
     """One encoder, and the projections of all decoder layers that hear through it."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        self.encoder = encoder.eval().requires_grad_(False)
+    def __init__(self, encoder: nn.Module, make: MakeLinear) -> None:
+        self.source: nn.Module | None = encoder
+        """As transformers has it, until it is settled who hears through it."""
         self.projections: list[nn.Module] = []
         """Each makes one layer's cross-attention keys and values, side by side."""
-        self._shortened = {encoder.config.max_source_positions: self.encoder}
+        self._make = make
+        self._encoder: Encoder | None = None
 
-    def listen(self, features: Tensor, frames: int) -> Iterator[Tensor]:
-        """Layer by layer the keys and values, (B, frames, 2 * width), of spectrograms of `frames` positions."""
-        if frames not in self._shortened:
-            self._shortened[frames] = shorten_encoder(self.encoder, frames)
-        hidden = self._shortened[frames](features).last_hidden_state
+    def settle(self) -> Encoder:
+        """What runs; the source is forgotten."""
+        if self._encoder is None:
+            self._encoder, self.source = Encoder(self.source, self._make), None
+        return self._encoder
+
+    def listen(self, features: Tensor) -> Iterator[Tensor]:
+        """Layer by layer the keys and values, (B, frames, 2 * width), of spectrograms of 2 * frames columns."""
+        hidden = self.settle().run(features)
         for project in self.projections:
             yield project(hidden)
 
@@ -83,12 +87,13 @@ class WhisperEncoder(OneShotModel):
         """From now on slabs also hold what the decoder of `model` reads; from which of their layers on.
 
         It hears the same windows, in as many mel bins, and has the same heads. Where its encoder is the one that is
-        here, that runs once for both. To be called before stages are opened, and before `quantize`.
+        here, that runs once for both. To be called before stages are opened, and before `settle`.
         """
         above = sum(len(ear.projections) for ear in self._ears)
-        ear = next((ear for ear in self._ears if same_weights(ear.encoder, model.model.encoder)), None)
+        ears = (ear for ear in self._ears if ear.source is not None and same_weights(ear.source, model.model.encoder))
+        ear = next(ears, None)
         if ear is None:
-            ear = Ear(model.model.encoder)
+            ear = Ear(model.model.encoder, self._make)
             self._ears.append(ear)
         crosses = [layer.encoder_attn for layer in model.model.decoder.layers]
         ear.projections += [merge(self._make, cross.k_proj, cross.v_proj) for cross in crosses]
@@ -96,10 +101,10 @@ class WhisperEncoder(OneShotModel):
         self.slab = CacheSpec("cross", shape, self._dtype, self.frames)
         return above
 
-    def quantize(self, quantization: str | None) -> None:
-        """The encoder's own linear layers in another number format, as `core.compute.quantization` knows it."""
+    def settle(self) -> None:
+        """Nobody else will be attached: encoders are put together, and transformers' own are let go."""
         for ear in self._ears:
-            quantize_model(ear.encoder, quantization, self._device)
+            ear.settle()
 
     def compatible(self, first: np.ndarray | Excerpt, item: np.ndarray | Excerpt) -> bool:
         return self._measure(first) == self._measure(item)
@@ -112,7 +117,7 @@ class WhisperEncoder(OneShotModel):
             samples = item.samples if isinstance(item, Excerpt) else item
             row[: len(samples)] = torch.from_numpy(samples)
         features = self.features(batch.to(self._device, non_blocking=True)).to(self._dtype)
-        heard = chain.from_iterable(ear.listen(features, frames) for ear in self._ears)
+        heard = chain.from_iterable(ear.listen(features) for ear in self._ears)
         for layer, projected in enumerate(heard):
             # (B, frames, 2, heads, dim), as the slabs have it: (2, frames, heads, dim)
             both = projected.unflatten(-1, (2, self._heads, -1)).transpose(1, 2)
@@ -129,17 +134,6 @@ def same_weights(encoder: nn.Module, other: nn.Module) -> bool:
     """Whether both compute the same: models are distilled with the encoder of their teacher."""
     ours, theirs = encoder.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def shorten_encoder(encoder: Any, frames: int) -> Any:
-    """A view of `encoder` that takes windows of `frames` positions."""
-    short = copy.copy(encoder)
-    short._modules = dict(encoder._modules)
-    short.config = copy.copy(encoder.config)
-    short.config.max_source_positions = frames
-    weight = encoder.embed_positions.weight[:frames]
-    short.embed_positions = torch.nn.Embedding(frames, weight.shape[1], _weight=weight, _freeze=True)
-    return short
 
 
 def load_whisper(folder: Path, device: torch.device, dtype: torch.dtype) -> WhisperForConditionalGeneration:

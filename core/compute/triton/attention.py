@@ -78,7 +78,9 @@ class TritonAttention(AttentionBackend):
         # nothing is masked, so every token is a row of its own
         tokens, heads, _ = query.shape
         if heads == slabs.shape[3] and tokens * heads < PROGRAMS and options.softcap is None and options.sinks is None:
-            return attend_slab(query, slabs, batch.slab_table, batch.token_slots, options.scale)
+            if "slabs" not in batch.memo:
+                batch.memo["slabs"] = batch.slab_table[batch.token_slots, 0]
+            return attend_slab(query, slabs, batch.memo["slabs"], options.scale)
         frames = slabs.shape[2]
         if "frames" not in batch.memo:
             batch.memo["frames"] = torch.full_like(batch.token_slots, frames)

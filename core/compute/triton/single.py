@@ -19,7 +19,10 @@ from polymux.core.compute.attention import PagedBatch
 from polymux.core.compute.triton.jit import kernel
 
 TILE = 64
-"""Tokens that a program looks at at once."""
+"""Frames of a slab that a program looks at at once."""
+
+OWN_TILE = 128
+"""Tokens of its row: most texts are no longer, and every further stretch is one more wait for memory."""
 
 PROGRAMS = 512
 """Programs wanted at least: some four on each multiprocessor of a large card."""
@@ -99,13 +102,11 @@ def _attend_slab(
     out,
     partial,
     arrived,
-    tables,
     slots,
     scale,
     frames,
     share,
     parts,
-    table_stride,
     slab_stride,
     value_stride,
     frame_stride,
@@ -124,7 +125,7 @@ def _attend_slab(
     fits = dims < DIM
     own = row * HEADS + head
     asked = tl.load(query + own * DIM + dims, fits, other=0.0).to(tl.float32)
-    slab = tl.load(tables + tl.load(slots + row) * table_stride)
+    slab = tl.load(slots + row)
     base = slabs + slab * slab_stride + head * head_stride + dims
     first = stretch * share
     last = tl.minimum(first + share, frames)
@@ -193,15 +194,15 @@ def attend_own(merged: Tensor, heads: int, cache: Tensor, batch: PagedBatch, sca
         dim,
         triton.next_power_of_2(dim),
         batch.block,
-        TILE,
-        num_warps=4,
+        OWN_TILE,
+        num_warps=8,
     )
     return out
 
 
-def attend_slab(query: Tensor, slabs: Tensor, tables: Tensor, slots: Tensor, scale: float) -> Tensor:
-    """(T, heads, dim) queries, each to all of the slab in `tables[slots[t]]` of `slabs` (slabs, 2, frames, heads,
-    dim): (T, heads, dim)."""
+def attend_slab(query: Tensor, slabs: Tensor, slots: Tensor, scale: float) -> Tensor:
+    """(T, heads, dim) queries, each to all of the slab `slots[t]` of `slabs` (slabs, 2, frames, heads, dim):
+    (T, heads, dim)."""
     tokens, heads, dim = query.shape
     frames = slabs.shape[2]
     parts = 1
@@ -220,13 +221,11 @@ def attend_slab(query: Tensor, slabs: Tensor, tables: Tensor, slots: Tensor, sca
         out,
         partial,
         arrived,
-        tables,
         slots,
         scale,
         frames,
         share,
         parts,
-        tables.stride(0),
         slabs.stride(0),
         slabs.stride(1),
         slabs.stride(2),

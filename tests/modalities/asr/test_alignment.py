@@ -12,9 +12,20 @@ from polymux.core.cache.blocks import view_blocks
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.modalities.asr.alignment import Aligner, Reading, average, choose_heads
 from polymux.modalities.asr.features import LogMel
-from polymux.modalities.asr.whisper import Excerpt, shorten_encoder, split_whisper
+from polymux.modalities.asr.whisper import Excerpt, split_whisper
 
 HEADS = [(0, 1), (1, 0)]
+
+
+def shorten(encoder, frames):
+    """transformers' encoder for windows of `frames` positions."""
+    short = copy.copy(encoder)
+    short._modules = dict(encoder._modules)
+    short.config = copy.copy(encoder.config)
+    short.config.max_source_positions = frames
+    weight = encoder.embed_positions.weight[:frames]
+    short.embed_positions = torch.nn.Embedding(frames, weight.shape[1], _weight=weight, _freeze=True)
+    return short
 
 
 @pytest.mark.parametrize("frames", [50, 25, 10])
@@ -32,7 +43,7 @@ def test_attention_is_that_of_transformers(whisper, sound, frames):
         readings = [Reading(text, block, frames, frames - 2) for text, block in zip(texts, (3, 1))]
         found = aligner.forward(readings, [])
         for samples, text, matrix in zip(recordings, texts, found):
-            short = shorten_encoder(eager.model.encoder, frames)
+            short = shorten(eager.model.encoder, frames)
             hidden = short(LogMel(80)(torch.from_numpy(samples)[None])).last_hidden_state
             output = eager.model.decoder(
                 input_ids=torch.tensor([text]), encoder_hidden_states=hidden, output_attentions=True

@@ -62,7 +62,7 @@ def test_it_loads_from_its_folder(model, tmp_path, quantization):
     device = torch.device("cpu")
     loaded = load_whisper(tmp_path, device, torch.float32)
     encoder, decoder = split_whisper(loaded, find_quantization(quantization, device))
-    encoder.quantize(quantization)
+    encoder.settle()
     config = model.config
     assert decoder.shape.layers == len(decoder.layers) == config.decoder_layers
     assert encoder.slab.shape[0] == config.decoder_layers
