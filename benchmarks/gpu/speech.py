@@ -13,16 +13,19 @@ PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/speech.py vits csm --
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -227,19 +230,21 @@ def describe(streams: list[Stream], elapsed: float) -> dict[str, float]:
 def run_vits(args: argparse.Namespace, shapes: dict[str, Any], note: Note) -> None:
     torch.manual_seed(0)
     model = tiny_vits().eval() if args.tiny else build_model(shapes["mms-tts"], args.device, torch.float32)
-    site = open_site(args, SiteSettings(max_rows=TEXTS, cache_bytes=64 << 20))
-    program = build_vits(model, site)
+    site = open_site(args, SiteSettings(max_rows=args.texts, cache_bytes=64 << 20))
+    program = build_vits(copy.deepcopy(model), site)  # transformers keeps the model as it made it
+    vocoder: Any = program.vocoder.model
     prepare(program)
-    tell(vits="prepared")
+    tell(vits="prepared", layout=str(vocoder.layout))
     generator, longest = random.Random(0), 70 if args.tiny else 300
-    vocabulary, count = model.config.vocab_size, 3 if args.tiny else TEXTS
+    vocabulary, count = model.config.vocab_size, min(args.texts, 3) if args.tiny else args.texts
     texts = [[generator.randrange(1, vocabulary) for _ in range(generator.randint(60, longest))] for _ in range(count)]
     pace = calibrate(model, texts[0], args.device)
     works = [(SpeakWork(None, seed), [Piece(ids, pace=pace)]) for seed, ids in enumerate(texts)]
     figures: Figures = {}
     for attempt in range(args.runs + 1):
-        figures = describe(*serve(program, site, works))
-        tell(vits="warm-up" if attempt == 0 else "measured", texts=count, **figures)
+        with watch_passes(program) as seen:
+            figures = describe(*serve(program, site, works))
+        tell(vits="warm-up" if attempt == 0 else "measured", texts=count, **figures, **seen)
     peer = [speak_whole(model, texts, pace, args.device) for _ in range(args.runs + 1)][1:]
     tell(vits="transformers", audio_seconds_a_second=max(peer))
     where = f"MMS-VITS shape, {count} texts at once"
@@ -251,6 +256,29 @@ def run_vits(args: argparse.Namespace, shapes: dict[str, Any], note: Note) -> No
         peer_value=max(peer),
     )
     note(f"{where}, time to first audio, p95", figures["first_audio_p95_ms"], "ms")
+
+
+@contextmanager
+def watch_passes(program: Any) -> Iterator[Figures]:
+    """Passes of each stage, the host's milliseconds in them, and the frames that the vocoder computes."""
+    seen: Figures = defaultdict(float)
+    with ExitStack() as stack:
+        for stage in (program.reader, program.flow, program.vocoder):
+            name, run = stage.name.split("/")[-1], stage.model.forward
+
+            def forward(items: Any, slabs: Any, name: str = name, run: Any = run) -> Any:
+                began = time.perf_counter()
+                results = run(items, slabs)
+                seen[f"{name}_passes"] += 1
+                seen[f"{name}_host_ms"] += (time.perf_counter() - began) * 1e3
+                return results
+
+            stack.enter_context(mock.patch.object(stage.model, "forward", forward))
+        hook = program.vocoder.model.decoder.register_forward_pre_hook(
+            lambda module, inputs: seen.update(frames=seen["frames"] + inputs[0].shape[0] * inputs[0].shape[3])
+        )
+        stack.callback(hook.remove)
+        yield seen
 
 
 @torch.inference_mode()
@@ -288,6 +316,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
     parser.add_argument("--streams", type=int, default=64, help="of the first measurement")
     parser.add_argument("--most", type=int, default=512, help="streams to try")
+    parser.add_argument("--texts", type=int, default=TEXTS, help="of MMS at once")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=210.0, help="for everything")
     parser.add_argument("--cache", type=int, default=24_576, help="MiB")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
 AHEAD = 1
 """Passes that wait for a core to become free: it then need not wait for the loop."""
+
+
+@dataclass
+class Parted:
+    """A result of which only `host` comes to the host with `to_host`; `kept` stays where it is."""
+
+    host: torch.Tensor
+    kept: Any
 
 
 class OneShotModel(ABC):
@@ -156,8 +165,9 @@ def join_tensors(results: list[Any]) -> dict[str, torch.Tensor]:
     """The tensors among the results, end to end, by type: a copy to the host has a price of its own."""
     kinds: dict[str, list[torch.Tensor]] = {}
     for result in results:
-        if isinstance(result, torch.Tensor):
-            kinds.setdefault(str(result.dtype), []).append(result.reshape(-1))
+        tensor = result.host if isinstance(result, Parted) else result
+        if isinstance(tensor, torch.Tensor):
+            kinds.setdefault(str(tensor.dtype), []).append(tensor.reshape(-1))
     return {kind: parts[0] if len(parts) == 1 else torch.cat(parts) for kind, parts in kinds.items()}
 
 
@@ -165,11 +175,14 @@ def part_tensors(results: list[Any], joined: dict[str, torch.Tensor]) -> None:
     """Put what `join_tensors` made of the results in their places again."""
     taken = dict.fromkeys(joined, 0)
     for place, result in enumerate(results):
-        if isinstance(result, torch.Tensor):
-            kind = str(result.dtype)
-            first = taken[kind]
-            taken[kind] += result.numel()
-            results[place] = joined[kind][first : taken[kind]].view(result.shape)
+        tensor = result.host if isinstance(result, Parted) else result
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        kind = str(tensor.dtype)
+        first = taken[kind]
+        taken[kind] += tensor.numel()
+        found = joined[kind][first : taken[kind]].view(tensor.shape)
+        results[place] = Parted(found, result.kept) if isinstance(result, Parted) else found
 
 
 def _item_row(row: Row) -> OneShotRow:

@@ -144,12 +144,17 @@ class PacedTeller:
         self._pace = pace
         self._stretcher = Stretcher(teller.rate, pace) if pace != 1.0 else None
 
+    @property
+    def plain(self) -> bool:
+        """Sound is told as it is: int16 samples will do."""
+        return self._stretcher is None
+
     def expect(self, words: Iterable[SpokenWord]) -> None:
         """Words of this piece, at the times that they are made at."""
         self._teller.expect(words, self._pace)
 
     async def tell(self, samples: np.ndarray) -> None:
-        """float32."""
+        """float32; or int16, if `plain`."""
         self._teller.tell(samples if self._stretcher is None else await self._stretch(samples))
 
     async def finish(self) -> None:

@@ -199,6 +199,8 @@ def imagine_card() -> Iterator[Card]:
     with ExitStack() as stack:
         for name in ("Stream", "Event", "CUDAGraph", "graph_pool_handle", "current_stream"):
             stack.enter_context(mock.patch.object(torch.cuda, name))
+        generator = torch.Generator  # which only a real device makes
+        stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": generator()))
         # in inference mode a device's operations come undecomposed, which fakes do not expect
         stack.enter_context(mock.patch.object(torch, "inference_mode", _decomposed))
         stack.enter_context(mock.patch.object(torch.cuda, "stream", lambda stream: nullcontext()))

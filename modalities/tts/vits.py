@@ -2,15 +2,15 @@
 
     VitsReader   ids -> how long each is heard, and the prior it is drawn from
     VitsFlow     the prior, stretched to those lengths, -> latents of the whole utterance
-    VitsVocoder  a window of latents -> samples, equal to that part of the whole
+    VitsVocoder  a window of latents -> samples, equal to that part of the whole (`vits_vocoder`)
 
-What is random is drawn from the utterance's own seed, as transformers draws it for one utterance alone.
+What is random is drawn on the device from the utterance's own seed, as transformers draws it there for one utterance
+alone. Only how long each id is heard comes to the host.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polymux.core.batch.oneshot import OneShotModel
+from polymux.core.batch.oneshot import OneShotModel, Parted
 from polymux.core.compute.device import send
-from polymux.modalities.tts.field import Branches, Convolution, Stack, find_halo
+from polymux.modalities.tts.convolutions import bake
 
-SPREAD = 1.5
-"""Utterances share a pass while the longest is at most so many times the shortest."""
+SPREAD, CARD_SPREAD = 1.5, 8.0
+"""Utterances share a pass while none is so many times as long as the first: what is padded is computed, too. On a card
+a pass of reading or of the flow costs its launches, whatever it computes."""
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Utterances of a pass on a card; others are filled up. A card's library plans each convolution anew for each shape,
@@ -31,9 +32,6 @@ which takes longer than the convolution: few shapes, planned before the first re
 
 IDS, FRAMES = 32, 64
 """Lengths of passes on a card are multiples of these."""
-
-EDGE = 7
-"""Kernel of the vocoder's first and last convolution; transformers has it fixed, too."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +46,18 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Expansion:
-    """An utterance that was read: `read` is what `VitsReader` made of it, on the host."""
+    """An utterance that was read. `counts`, (T,) on the host: frames of each id; `prior`, (T, 2 dim) on the device:
+    means and log variances. `frames`: their sum, and one at least."""
 
     utterance: Utterance
-    read: Tensor
+    counts: Tensor
+    prior: Tensor
     frames: int
 
 
-@dataclass(frozen=True)
-class LatentWindow:
-    """Frames `start` to `end` of `latents`, (frames of the whole utterance, dim). `usual`: how many frames a window has
-    that is not the last; the last one gets more context instead, so that all of them can share a pass."""
+class VitsPart(OneShotModel):
+    """What the three have in common: where they run, and how passes on a card are filled up."""
 
-    latents: Tensor
-    start: int
-    end: int
-    speaker: int | None
-    usual: int = 0
-
-
-class _Part(OneShotModel):
     def __init__(self, model: Any) -> None:
         self.config = model.config
         self.device = next(model.parameters()).device
@@ -90,6 +80,10 @@ class _Part(OneShotModel):
         missing = -batch.shape[1] % unit
         return torch.cat([batch, batch.new_zeros(len(batch), missing, *batch.shape[2:])], dim=1)
 
+    def similar(self, one: int, other: int) -> bool:
+        """Whether utterances so long may share a pass."""
+        return max(one, other) <= (CARD_SPREAD if self.rounds else SPREAD) * min(one, other)
+
     def send(self, batch: Tensor) -> Tensor:
         return send(batch.contiguous().numpy(), self.device)
 
@@ -100,8 +94,8 @@ class _Part(OneShotModel):
         return self.speakers(self.send(torch.tensor(speakers)))[..., None]
 
 
-class VitsReader(_Part):
-    """Returns per utterance (T, 1 + 2 dim) float32: frames of each id, then means and log variances of its prior."""
+class VitsReader(VitsPart):
+    """Returns per utterance a `Parted`: frames of each id, (T,) float32, and the prior of each, (T, 2 dim) float32."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -111,9 +105,9 @@ class VitsReader(_Part):
         self.pace: float = model.speaking_rate
 
     def compatible(self, first: Utterance, item: Utterance) -> bool:
-        return similar(len(first.ids), len(item.ids)) and (first.speaker is None) == (item.speaker is None)
+        return self.similar(len(first.ids), len(item.ids)) and (first.speaker is None) == (item.speaker is None)
 
-    def forward(self, items: list[Utterance], slabs: list[Tensor]) -> list[Tensor]:
+    def forward(self, items: list[Utterance], slabs: list[Tensor]) -> list[Parted]:
         wanted, items = items, self.fill(items)
         padded = pad_sequence([torch.tensor(item.ids) for item in items], batch_first=True)
         ids = self.send(self.pad(padded, IDS))
@@ -124,16 +118,17 @@ class VitsReader(_Part):
         condition = self.condition([item.speaker for item in items])
         states = read.last_hidden_state.transpose(1, 2)
         if self.config.use_stochastic_duration_prediction:
-            noise = [draw_noise(item.seed, len(item.ids))[0].T for item in items]
-            latents = self.send(self.pad(pad_sequence(noise, batch_first=True), IDS)).transpose(1, 2)
-            latents = latents.to(self.dtype)
-            log = self._draw_durations(states, padding, condition, latents * self.noise_scale)
+            latents = torch.zeros(len(items), 2, ids.shape[1], device=self.device)
+            for row, item in zip(latents, wanted):
+                draw_durations(torch.Generator(self.device).manual_seed(item.seed), row[:, : len(item.ids)])
+            log = self._draw_durations(states, padding, condition, latents.to(self.dtype) * self.noise_scale)
         else:
             log = self.durations(states, padding, condition)
-        paces = self.send(torch.tensor([item.pace * self.pace for item in items]))[:, None, None]
-        frames = torch.ceil(torch.exp(log.float()) * padding / paces)
-        whole = torch.cat([frames.transpose(1, 2), read.prior_means.float(), read.prior_log_variances.float()], dim=-1)
-        return [row[: len(item.ids)] for row, item in zip(whole, wanted)]
+        paces = self.send(torch.tensor([item.pace * self.pace for item in items]))[:, None]
+        counts = torch.ceil(torch.exp(log[:, 0].float()) * padding[:, 0] / paces)
+        prior = torch.cat([read.prior_means, read.prior_log_variances], dim=-1).float()
+        counts = counts.masked_fill(~torch.isfinite(prior).all(dim=-1), float("nan"))
+        return [Parted(row[: len(item.ids)], kept[: len(item.ids)]) for row, kept, item in zip(counts, prior, wanted)]
 
     def _draw_durations(self, states: Tensor, padding: Tensor, condition: Tensor | None, latents: Tensor) -> Tensor:
         """The stochastic predictor backwards (section 2.2.2), from latents that were drawn elsewhere."""
@@ -148,111 +143,49 @@ class VitsReader(_Part):
         return latents[:, :1]
 
 
-class VitsFlow(_Part):
+class VitsFlow(VitsPart):
     """Returns per utterance its latents (frames, dim), which stay on the device."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.flow = model.flow
+        self.flow = bake(model.flow)
         self.noise_scale: float = model.noise_scale
 
     def compatible(self, first: Expansion, item: Expansion) -> bool:
         speakers = (first.utterance.speaker is None) == (item.utterance.speaker is None)
-        return similar(first.frames, item.frames) and speakers
+        return self.similar(first.frames, item.frames) and speakers
 
     def forward(self, items: list[Expansion], slabs: list[Tensor]) -> list[Tensor]:
-        priors = self.fill([self._draw(item) for item in items])
         wanted, items = items, self.fill(items)
-        prior = self.send(self.pad(pad_sequence(priors, batch_first=True), FRAMES)).transpose(1, 2).to(self.dtype)
+        prior = self._draw(items, wanted).to(self.dtype).transpose(1, 2)
         lengths = self.send(torch.tensor([item.frames for item in items]))
         padding = (torch.arange(prior.shape[2], device=self.device) < lengths[:, None])[:, None].to(self.dtype)
         condition = self.condition([item.utterance.speaker for item in items])
-        latents = self.flow(prior, padding, condition, reverse=True)
-        return [row[:, : item.frames].T for row, item in zip(latents, wanted)]
+        latents = self.flow(prior, padding, condition, reverse=True).transpose(1, 2).contiguous()
+        return [row[: item.frames] for row, item in zip(latents, wanted)]
 
-    def _draw(self, item: Expansion) -> Tensor:
-        """The utterance's prior at every frame, drawn: (frames, dim)."""
-        counts = item.read[:, 0].long()
-        if not counts.any():  # one frame of silence, as in transformers
-            expanded = torch.zeros(1, item.read.shape[1] - 1)
-        else:
-            expanded = item.read[:, 1:].repeat_interleave(counts, dim=0)
-        means, log_variances = expanded.chunk(2, dim=1)
-        tokens = len(item.utterance.ids) if self.config.use_stochastic_duration_prediction else 0
-        noise = draw_noise(item.utterance.seed, tokens, item.frames, means.shape[1])[1]
+    def _draw(self, items: list[Expansion], wanted: list[Expansion]) -> Tensor:
+        """The priors at every frame, drawn: (B, T, dim). Nothing is drawn for what only fills the pass."""
+        priors = pad_sequence([item.prior for item in items], batch_first=True)
+        priors = torch.cat([priors, priors.new_zeros(len(items), 1, priors.shape[2])], dim=1)
+        frames = max(item.frames for item in items)
+        frames += -frames % FRAMES if self.rounds else 0
+        # what has no id is drawn from the zeros behind them: one frame of silence, as in transformers
+        places = np.full((len(items), frames), priors.shape[1] - 1, np.int64)
+        for row, item in zip(places, items):
+            spread = np.repeat(np.arange(len(item.counts)), item.counts.numpy().astype(np.int64))
+            row[: len(spread)] = spread
+        index = send(places, self.device)[..., None].expand(-1, -1, priors.shape[2])
+        means, log_variances = priors.gather(1, index).chunk(2, dim=2)
+        noise = torch.zeros_like(means)
+        for row, item in zip(noise, wanted):
+            generator = torch.Generator(self.device).manual_seed(item.utterance.seed)
+            if self.config.use_stochastic_duration_prediction:  # which were drawn first
+                draw_durations(generator, row.new_empty(2, len(item.utterance.ids)))
+            row[: item.frames].T[None].normal_(generator=generator)
         return means + noise * torch.exp(log_variances) * self.noise_scale
 
 
-class VitsVocoder(_Part):
-    """HiFi-GAN over windows. `halo`: frames on either side that a window's samples depend on."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.decoder = model.decoder
-        self.hop = int(np.prod(self.config.upsample_rates))
-        self.halo = max(find_halo(read_vocoder(self.config), self.hop))
-        self.usual: list[int] = []
-        """Frames of the windows that utterances are told in, in turn."""
-
-    def rehearse(self, most: int) -> None:
-        """Every window in passes of every size."""
-        dim = self.decoder.conv_pre.in_channels
-        for start, size in zip(accumulate(self.usual, initial=0), self.usual):
-            latents = torch.zeros(start + size + self.halo, dim, dtype=self.dtype, device=self.device)
-            window = LatentWindow(latents, start, start + size, 0 if self.config.num_speakers > 1 else None, size)
-            for rows in ROWS:
-                if rows * size <= most:
-                    self.forward([window] * rows, [])
-
-    def compatible(self, first: LatentWindow, item: LatentWindow) -> bool:
-        """Of one length: what stands behind the end of a shorter one would be heard."""
-        speakers = (first.speaker is None) == (item.speaker is None)
-        return len(self.cut(first)) == len(self.cut(item)) and speakers
-
-    def begin(self, item: LatentWindow) -> int:
-        """The first frame of the window's context."""
-        stop = min(item.end + self.halo, len(item.latents))
-        return max(min(item.start - self.halo, stop - (item.usual + 2 * self.halo)), 0)
-
-    def cut(self, item: LatentWindow) -> Tensor:
-        """The window's frames with its halo, as far as there are any."""
-        return item.latents[self.begin(item) : item.end + self.halo]
-
-    def forward(self, items: list[LatentWindow], slabs: list[Tensor]) -> list[Tensor]:
-        wanted, items = items, self.fill(items)
-        latents = torch.stack([self.cut(item) for item in items]).transpose(1, 2).to(self.dtype)
-        sounds = self.decoder(latents, self.condition([item.speaker for item in items]))[:, 0].float()
-        firsts = [(item.start - self.begin(item)) * self.hop for item in items]
-        return [
-            sound[first : first + (item.end - item.start) * self.hop]
-            for sound, item, first in zip(sounds, wanted, firsts)
-        ]
-
-
-def read_vocoder(config: Any) -> Stack:
-    """The vocoder's convolutions."""
-    stack: list[Convolution | Branches] = [_centred(EDGE)]
-    for rate, kernel in zip(config.upsample_rates, config.upsample_kernel_sizes):
-        stack.append(Convolution(kernel, rate, before=(kernel - rate) // 2, transposed=True))
-        blocks = [
-            tuple(layer for dilation in dilations for layer in (_centred(size, dilation), _centred(size)))
-            for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes)
-        ]
-        stack.append(Branches(tuple(blocks)))
-    return [*stack, _centred(EDGE)]
-
-
-def _centred(kernel: int, dilation: int = 1) -> Convolution:
-    return Convolution(kernel, dilation=dilation, before=(kernel * dilation - dilation) // 2)
-
-
-def draw_noise(seed: int, tokens: int, frames: int = 0, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """Standard normal numbers for durations (2, tokens) and then for latents (frames, dim), one row of numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    durations = torch.randn(1, 2, tokens, generator=generator)[0] if tokens else torch.zeros(2, 0)
-    latents = torch.empty(1, frames, dim).transpose(1, 2).normal_(generator=generator)
-    return durations, latents[0].T
-
-
-def similar(one: int, other: int) -> bool:
-    return max(one, other) <= SPREAD * min(one, other)
+def draw_durations(generator: torch.Generator, into: Tensor) -> None:
+    """Standard normal numbers, (2, T)."""
+    into.copy_(torch.randn(1, *into.shape, generator=generator, device=into.device)[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import VitsModel
 
-from polymux.core.batch.oneshot import OneShotRow, OneShotStage
+from polymux.core.batch.oneshot import OneShotRow, OneShotStage, Parted
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
@@ -21,16 +23,12 @@ from polymux.core.pipeline import Program
 from polymux.core.speech.stretch import PacedTeller, make_stretch_stage, share_pace
 from polymux.core.speech.telling import Teller
 from polymux.core.tasks import SpokenWord
-from polymux.modalities.tts.vits import Expansion, LatentWindow, Utterance, VitsFlow, VitsReader, VitsVocoder
+from polymux.modalities.tts.vits import ROWS, Expansion, Utterance, VitsFlow, VitsReader
+from polymux.modalities.tts.vits_vocoder import LatentWindow, VitsVocoder
 from polymux.modalities.tts.work import Piece, SpeakWork
 
 if TYPE_CHECKING:
     from polymux.core.models import ModelFiles
-
-FIRST_SECONDS = 0.25
-"""Of the first window, so that sound is heard soon; each window is twice the one before."""
-
-MOST_SECONDS = 2.0
 
 FASTEST = 2.0
 """The model's own pace, at most: a sound lasts a whole frame at least. What is faster is stretched."""
@@ -39,14 +37,44 @@ LONGEST = 120.0
 """Seconds of one piece; a model that wants more has gone astray."""
 
 
-def list_windows(frames: int, second: float) -> Iterator[tuple[int, int]]:
-    """Where the windows of an utterance begin, and their frames; the last may reach behind it. `second`: its frames."""
-    size, most = max(round(FIRST_SECONDS * second), 1), max(round(MOST_SECONDS * second), 1)
-    start = 0
-    while start < frames:
-        yield start, size
-        start += size
-        size = min(2 * size, most)
+@dataclass(frozen=True)
+class Windowing:
+    """How long the windows of an utterance are, in frames or in seconds."""
+
+    turns: tuple[float, ...]
+    """The first window, small so that sound is heard soon, the next, and so on; the last counts for all others."""
+    sizes: tuple[float, ...]
+    """The rest of an utterance is one window of the smallest of these that it fits in."""
+    context: int = 0
+    """Frames around a window that it is computed from, where passes are shared: there every window has one of the sizes
+    with all of its context, unless the utterance is shorter than the smallest."""
+
+    def count(self, second: float, context: int = 0) -> Windowing:
+        """The same in frames, of which a second has so many."""
+        turns, sizes = (tuple(max(round(size * second), 1) for size in sizes) for sizes in (self.turns, self.sizes))
+        return Windowing(turns, sizes, context)
+
+    def split(self, frames: int) -> Iterator[tuple[int, int]]:
+        """Where each window begins, and its frames; the last may reach behind the end."""
+        start = 0
+        sizes = [size for size in self.sizes if size + self.context <= frames] or self.sizes[:1]
+        for turn in chain(self.turns, repeat(self.turns[-1])):
+            if start >= frames:
+                return
+            size = min((size for size in sizes if size >= frames - start), default=sizes[-1])
+            size = min(size, max(size for size in sizes if size <= turn))
+            yield int(start), int(size)
+            start += int(size)
+
+
+HOST_WINDOWS = Windowing((0.25, 0.5, 1.0, 2.0), (0.25, 0.5, 1.0, 2.0))
+"""On a CPU: sound comes little faster than it is played, and others get their turn between two windows."""
+
+CARD_WINDOWS = Windowing((0.25, 1.0, 6.0), (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+"""On a card: what windows compute twice, their halos, costs more than what they wait for."""
+
+PASS_SECONDS = 156.0
+"""Of sound in a pass on a card, halos included: 24 windows of the longest, with those of MMS."""
 
 
 class VitsProgram(Program):
@@ -60,8 +88,10 @@ class VitsProgram(Program):
         stretch: OneShotStage,
         rate: int,
         hop: int,
+        windows: Windowing,
+        measure: Callable[[LatentWindow], int],
     ) -> None:
-        """`hop`: samples of a frame."""
+        """`hop`: samples of a frame. `windows`: in frames. `measure`: frames that a window is computed from."""
         self.work = {"speak": SpeakWork}
         self.reader = reader
         self.flow = flow
@@ -70,6 +100,8 @@ class VitsProgram(Program):
         self.stages = (reader, flow, vocoder, stretch)
         self.rate = rate
         self.hop = hop
+        self.windows = windows
+        self.measure = measure
 
     async def run(self, job: Job, work: msgspec.Struct) -> None:
         if not isinstance(work, SpeakWork):
@@ -86,24 +118,38 @@ class VitsProgram(Program):
             teller.pause(piece.pause)
 
     async def _say(self, job: Job, piece: Piece, utterance: Utterance, teller: PacedTeller) -> None:
-        read: Tensor = (await job.start(self.reader, OneShotRow(job, utterance, len(utterance.ids)))).result
-        frames = self._count(read)
-        teller.expect(self._time(piece, read[:, 0].tolist()))
-        flown = await job.start(self.flow, OneShotRow(job, Expansion(utterance, read, frames), frames))
-        for start, size in list_windows(frames, self.rate / self.hop):
-            end = min(start + size, frames)
-            window = LatentWindow(flown.result, start, end, utterance.speaker, size)
-            heard = await job.start(self.vocoder, OneShotRow(job, window, end - start))
-            await teller.tell(heard.result.numpy())
+        read: Parted = await self._pass(job, self.reader, utterance, len(utterance.ids))
+        frames = self._count(read.host)
+        teller.expect(self._time(piece, read.host.tolist()))
+        latents = await self._pass(job, self.flow, Expansion(utterance, read.host, read.kept, frames), frames)
+        # the next window may already run while this one is told
+        rows: deque[OneShotRow] = deque()
+        for start, size in self.windows.split(frames):
+            end, usual = min(start + size, frames), size if self.windows.context else 0
+            window = LatentWindow(latents, start, end, utterance.speaker, usual, rounded=teller.plain)
+            rows.append(self._start(job, self.vocoder, window, self.measure(window)))
+            if len(rows) > 1:
+                await teller.tell((await rows.popleft()).result.numpy())
+        while rows:
+            await teller.tell((await rows.popleft()).result.numpy())
         await teller.finish()
         job.receipt.input_units += len(utterance.ids)
         job.receipt.output_units += frames
 
-    def _count(self, read: Tensor) -> int:
+    async def _pass(self, job: Job, stage: OneShotStage, item: Any, size: int) -> Any:
+        return (await self._start(job, stage, item, size)).result
+
+    def _start(self, job: Job, stage: OneShotStage, item: Any, size: int) -> OneShotRow:
+        row = OneShotRow(job, item, size)
+        begins = not isinstance(item, LatentWindow) or item.start == 0
+        row.urgent = begins and not job.receipt.sound_seconds  # others have sound to play meanwhile
+        return job.start(stage, row)
+
+    def _count(self, counts: Tensor) -> int:
         """Frames of the utterance."""
-        if not torch.isfinite(read).all():
+        if not torch.isfinite(counts).all():
             raise InternalError("the model's output was not finite for this request")
-        frames = max(int(read[:, 0].sum()), 1)
+        frames = max(int(counts.sum()), 1)
         if frames * self.hop > LONGEST * self.rate:
             raise InternalError(f"the model wants more than {LONGEST:g} seconds for one sentence")
         return frames
@@ -134,16 +180,19 @@ def build_vits(model: Any, site: Site) -> VitsProgram:
     model.eval().requires_grad_(False)
     reader, flow, vocoder = VitsReader(model), VitsFlow(model), VitsVocoder(model)
     second = model.config.sampling_rate / vocoder.hop
+    card = vocoder.rounds
+    windows = CARD_WINDOWS.count(second, 2 * vocoder.halo) if card else HOST_WINDOWS.count(second)
+    vocoder.usual = [round(size) for size in windows.sizes]
     # on a CPU a window fills every core by itself, and other stages get their turn between two
-    together = 1.0 if site.device.torch.type == "cpu" else 64 * MOST_SECONDS
-    units = max(round(together * second), 1)
-    # up to the first of the longest: all that follow are of its length
-    vocoder.usual = [size for _, size in list_windows(round(2.5 * MOST_SECONDS * second), second)]
+    units = round(PASS_SECONDS * second) if card else max(round(second), 1)
+    long = 4 * units if card else max(units, 512)
     return VitsProgram(
-        OneShotStage("read", reader, site, max_units=max(units, 512), to_host=True),
-        OneShotStage("flow", flow, site, max_units=max(units, 512)),
-        OneShotStage("vocode", vocoder, site, max_units=units, to_host=True),
+        OneShotStage("read", reader, site, max_units=long, max_rows=ROWS[-1], to_host=True),
+        OneShotStage("flow", flow, site, max_units=long, max_rows=ROWS[-1]),
+        OneShotStage("vocode", vocoder, site, max_units=units, max_rows=ROWS[-1], to_host=True),
         make_stretch_stage(site),
         model.config.sampling_rate,
         vocoder.hop,
+        windows,
+        vocoder.measure,
     )

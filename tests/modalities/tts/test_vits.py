@@ -20,8 +20,9 @@ from polymux.core.testing.media import compare_spectra
 from polymux.core.testing.voices import tiny_vits
 from polymux.modalities.tts import vits
 from polymux.modalities.tts.field import find_halo
-from polymux.modalities.tts.vits import LatentWindow, Utterance, VitsReader, VitsVocoder, read_vocoder
+from polymux.modalities.tts.vits import Utterance, VitsReader
 from polymux.modalities.tts.vits_program import FASTEST, build_vits
+from polymux.modalities.tts.vits_vocoder import LatentWindow, VitsVocoder, read_vocoder
 from polymux.modalities.tts.work import Piece, SpeakWork, WordSpan
 
 IDS = [list(np.random.default_rng(length).integers(1, 30, length)) for length in (9, 14, 20, 3)]
@@ -183,7 +184,7 @@ def test_a_cancel_between_two_windows(drive: Callable[..., Driver], say: Any) ->
 def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are filled up, as on a card."""
     always = property(lambda part: True, lambda part, value: None)
-    monkeypatch.setattr(vits._Part, "rounds", always, raising=False)
+    monkeypatch.setattr(vits.VitsPart, "rounds", always, raising=False)
 
 
 @pytest.mark.parametrize("speakers", [1, 3])
@@ -208,13 +209,12 @@ def test_windows_on_a_card_have_shapes_that_were_rehearsed() -> None:
     torch.manual_seed(0)
     site = Site(LaggedCpu(), SiteSettings(cache_bytes=1 << 26))
     program = build_vits(tiny_vits().eval(), site)
-    program.vocoder.max_units = 8000
     seen: set[torch.Size] = set()
     program.vocoder.model.decoder.register_forward_pre_hook(  # type: ignore[attr-defined]
         lambda module, inputs: seen.add(inputs[0].shape)
     )
     with torch.inference_mode():
-        program.vocoder.model.rehearse(8000)  # type: ignore[attr-defined]
+        program.vocoder.model.rehearse(program.vocoder.max_units)  # type: ignore[attr-defined]
     rehearsed = set(seen)
     seen.clear()
     driver = Driver(Loop(site, {"m": program}))
