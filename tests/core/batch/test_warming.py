@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 
+from polymux.core.batch.frame import Frame, list_frames
 from polymux.core.batch.packing import SHARED_TOKENS
 from polymux.core.batch.tokens import TokenBatch, TokenStage
 from polymux.core.batch.warming import list_mixed
@@ -119,6 +120,11 @@ def displace(batch: TokenBatch, length: int) -> TokenBatch:
     return replace(batch, positions=anywhere(batch.positions))
 
 
+def replay(stage: TokenStage, frames: list[Frame]) -> None:
+    for frame in frames:
+        stage._mix(frame, torch.from_numpy(frame.fill([], ROWS)))
+
+
 def every_launch(stage: TokenStage) -> None:
     """Recorded steps of all sizes, together with and without a common prefix; mixed launches of all kinds."""
     for size, sharing in product(size_ladder(ROWS), (False, True)):
@@ -126,10 +132,12 @@ def every_launch(stage: TokenStage) -> None:
         shared = torch.tensor([SHARED_TOKENS]) if sharing else None
         if not sharing or size >= 8:
             stage._step(slots, slots, shared, ())
+    few, others = list_frames(UNITS, ROWS)
+    replay(stage, [*few, *others])
     draw = Random(0)
-    few = [[1] * singles + [count] for singles in (0, 1, 2, 5) for count in (1, 2, 3, 4, 31, 65, 130)]
+    pairs = [[1] * singles + [count] for singles in (0, 1, 2, 5) for count in (1, 2, 3, 4, 31, 65, 130)]
     some = [[draw.choice((1, 1, 1, 9, 70, 300)) for _ in range(draw.randint(1, 9))] for _ in range(12)]
-    for counts, length, moved in product([*few, *some, [UNITS]], (0, 3000), (False, True)):
+    for counts, length, moved in product([*pairs, *some, [UNITS]], (0, 3000), (False, True)):
         batch = stage._packer.pack_idle(sorted(counts))
         launch(stage, displace(batch, length) if moved else batch)
 
@@ -139,6 +147,7 @@ def test_every_kernel_that_serving_needs_is_compiled_before(loaded: tuple[TokenS
     stage.rehearse()
     for size in (1, 16, 64, 256):  # what is recorded first
         stage._step(torch.full((size,), ROWS), torch.full((size,), -1), None, ())
+    replay(stage, list_frames(UNITS, ROWS)[0])
     ready = set(card.variants)
     every_launch(stage)
     late = sorted(f"{name}: {variant}" for name, variant in card.variants - ready)
