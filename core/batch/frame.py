@@ -46,6 +46,7 @@ class Frame:
             "starts": self.rows + 1,
             "lengths": self.rows,
             "sampled": self.rows,
+            "finals": self.rows,
             "drawn_slots": self.rows,
             "drawn_places": self.rows,
         }
@@ -98,6 +99,7 @@ class Frame:
         part["starts"][places] = ends - counts
         finals = [place for place, grant in enumerate(grants) if grant.final]
         part["sampled"][: len(finals)] = ends[finals] - 1
+        part["finals"][: len(finals)] = places[finals]
         part["drawn_slots"][: len(finals)] = slots[finals]
         part["drawn_places"][: len(finals)] = lengths[finals]
         return buffer

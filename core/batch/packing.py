@@ -276,7 +276,7 @@ class Packer:
             turns = turns + self._shifts[sent["token_slots"]]
         further = self.depths.further[sent["token_slots"]] if self.depths is not None else None
         context = PagedContext(self._attention, self._view, batch, self._slabs)
-        return TokenBatch(ids, turns, sent["sampled"], sent["sampled"], context, further=further)
+        return TokenBatch(ids, turns, sent["sampled"], sent["finals"], context, further=further)
 
 
 def adapter_of(grant: Grant) -> int:
