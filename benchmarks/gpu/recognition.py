@@ -150,6 +150,10 @@ def build_loop(args: argparse.Namespace, *, forced: bool = False, errs: float | 
     return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples)})
 
 
+BURST = 16
+"""Recordings that come before the engine's next step: it works while others still come."""
+
+
 def transcribe(loop: Loop, recordings: list[np.ndarray]) -> float:
     """Seconds until every window of 30 s has its tokens."""
     start = time.perf_counter()
@@ -158,6 +162,8 @@ def transcribe(loop: Loop, recordings: list[np.ndarray]) -> float:
     for number, samples in enumerate(recordings):
         loop.handle(Submit(f"r{number}", "whisper", "transcribe", pack(work)))
         loop.handle(Post(f"r{number}", pack(AudioChunk(samples, last=True))))
+        if number % BURST == BURST - 1:
+            loop.step()
     counts = []
     while loop.jobs:
         loop.step()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
+from polymux.core.compute.device import send
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import ModelError
@@ -40,12 +41,15 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Passage:
-    """Whole frames of one recording: `samples` (n * FRAME,) float32, `context` (CONTEXT,) before them, and the
-    detector's `state` (2, WIDTH) after those."""
+    """Whole frames of one recording: `samples` (CONTEXT + n * FRAME,) float32, of which the first are those before
+    the frames, and the detector's `state` (2, WIDTH) after them."""
 
     samples: np.ndarray
-    context: np.ndarray
     state: np.ndarray
+
+    @property
+    def frames(self) -> int:
+        return len(self.samples) // FRAME
 
 
 class Network(nn.Module):
@@ -97,9 +101,10 @@ class SpeechDetector(OneShotModel):
         return cls(network, device)
 
     def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Tensor]:
-        counts = [len(item.samples) // FRAME for item in items]
-        frames = torch.from_numpy(np.concatenate([frame_passage(item) for item in items])).to(self._device)
-        states = torch.from_numpy(np.stack([item.state for item in items], axis=1)).to(self._device)
+        counts = [item.frames for item in items]
+        # each frame with the samples before it
+        frames = torch.cat([send(item.samples, self._device).unfold(0, CONTEXT + FRAME, FRAME) for item in items])
+        states = send(np.stack([item.state for item in items], axis=1), self._device)
         hidden = self.network.encode(frames)
         if len(items) == 1:
             outputs, (last, cell) = self.network.lstm(hidden[None], (states[:1], states[1:]))
@@ -126,12 +131,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def frame_passage(passage: Passage) -> np.ndarray:
-    """Each frame with the samples before it: (n, CONTEXT + FRAME) float32."""
-    joined = np.concatenate([passage.context, passage.samples])
-    return np.lib.stride_tricks.sliding_window_view(joined, CONTEXT + FRAME)[::FRAME]
-
-
 class Listener:
     """One recording, or one socket, from its first sample on. Samples may come in pieces of any length."""
 
@@ -149,21 +148,25 @@ class Listener:
 
         With `last` what is left counts as a frame, filled up with silence. One call at a time.
         """
-        held = np.concatenate([self._held, samples])
-        count = len(held) // FRAME * FRAME
-        if last and count < len(held):
-            held = np.pad(held, (0, count + FRAME - len(held)))
-            count = len(held)
-        self._held = held[count:]
-        if not count:
+        held, length = self._held, len(self._held) + len(samples)
+        frames = -(-length // FRAME) if last else length // FRAME
+        if not frames:
+            self._held = np.concatenate([held, samples])
             return np.empty(0, np.float32)
-        passage = Passage(held[:count], self._context, self._state)
-        row = await job.start(self._stage, OneShotRow(job, passage, count // FRAME))
+        # one copy, with silence behind the last sample: recordings are large
+        joined = np.zeros(CONTEXT + frames * FRAME, np.float32)
+        joined[:CONTEXT] = self._context
+        place = CONTEXT + len(held)
+        joined[CONTEXT:place] = held
+        taken = min(len(samples), len(joined) - place)
+        joined[place : place + taken] = samples[:taken]
+        self._held = samples[taken:].copy()
+        passage = Passage(joined, self._state)
+        row = await job.start(self._stage, OneShotRow(job, passage, frames))
         result = row.result.numpy()
-        frames = count // FRAME
-        self._context = passage.samples[-CONTEXT:]
+        self._context = joined[-CONTEXT:].copy()
         self._state = result[frames:].reshape(2, WIDTH)
-        self.position += count
+        self.position += frames * FRAME
         return result[:frames]
 
 

@@ -32,7 +32,7 @@ from polymux.modalities.asr.work import TranscribeWork, WindowText
 
 @dataclass(frozen=True)
 class Heard:
-    """One window on the device: its slab, and the name of its content."""
+    """One window on the device: its slab, and what sets it apart from every other."""
 
     slab: Holding
     salt: bytes
@@ -105,7 +105,7 @@ class Hearing:
         row = await start_encoder(job, self.encoder, window.samples)
         if row.holding is None:
             raise InternalError("the encoder left no slab")
-        return Heard(row.holding, salt_window(self._reference, window.samples))
+        return Heard(row.holding, salt_window(self._reference))
 
     async def detect(self, job: Job, heard: Heard) -> str:
         """The likeliest language's code: what the decoder would say right after <|startoftranscript|>."""

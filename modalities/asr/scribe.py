@@ -196,7 +196,7 @@ class Scribe:
         slab = encoding.holding
         slab.units = frames
         try:
-            salt = salt_window(self._desk.reference, samples, str(frames))
+            salt = salt_window(self._desk.reference)
             row = await self._decode(slab, salt, len(samples), final)
             return await self._judge(row, slab, frames, len(samples)) if row is not None else None
         finally:

@@ -74,9 +74,27 @@ class Utterances:
 
     def feed(self, probabilities: np.ndarray) -> Iterator[Edge]:
         """The edges that are certain after these frames, in order."""
-        for probability in probabilities.tolist():
-            yield from self._judge(probability)
-            self.position += FRAME
+        probabilities = probabilities.astype(np.float64)
+        place = 0
+        while place < len(probabilities):
+            quiet = self._count_idle(probabilities[place:])
+            self.position += quiet * FRAME
+            place += quiet
+            if place < len(probabilities):
+                yield from self._judge(float(probabilities[place]))
+                self.position += FRAME
+                place += 1
+
+    def _count_idle(self, probabilities: np.ndarray) -> int:
+        """Frames that change nothing: the silence before speech, and speech that goes on."""
+        if self.speaking and self._quiet is None:
+            changes = probabilities < self._settings.threshold - HYSTERESIS
+        elif not self.speaking and self._since is None:
+            changes = probabilities >= self._settings.threshold
+        else:
+            return 0
+        first = int(changes.argmax())
+        return first if changes[first] else len(changes)
 
     def finish(self, length: int) -> Iterator[Edge]:
         """The recording ends, after `length` samples: so does what is being said."""

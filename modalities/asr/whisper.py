@@ -112,10 +112,11 @@ class WhisperEncoder(OneShotModel):
     def forward(self, items: list[np.ndarray | Excerpt], slabs: list[Tensor]) -> list[None]:
         """Items hold float32 at 16 kHz: arrays of at most `samples` samples, or excerpts, all of one length."""
         frames = self._measure(items[0])
-        batch = torch.zeros(len(items), frames * STRIDE * HOP, pin_memory=self._device.type == "cuda")
+        batch = torch.empty(len(items), frames * STRIDE * HOP, pin_memory=self._device.type == "cuda")
         for row, item in zip(batch, items):
             samples = item.samples if isinstance(item, Excerpt) else item
             row[: len(samples)] = torch.from_numpy(samples)
+            row[len(samples) :] = 0.0
         features = self.features(batch.to(self._device, non_blocking=True)).to(self._dtype)
         heard = chain.from_iterable(ear.listen(features) for ear in self._ears)
         for layer, projected in enumerate(heard):

@@ -46,7 +46,7 @@ class SpeechCutter:
 
     def push(self, samples: np.ndarray, probabilities: np.ndarray, *, last: bool) -> Iterator[Window]:
         """The windows that are certain now. `probabilities` are those of the frames that the samples complete."""
-        self._held = np.concatenate([self._held, samples])
+        self._held = np.concatenate([self._held, samples]) if len(self._held) else samples
         self.position += len(samples)
         for edge in self._utterances.feed(probabilities):
             yield from self._take(edge)

@@ -23,7 +23,7 @@ from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
-from polymux.modalities.asr.activity import open_activity
+from polymux.modalities.asr.activity import CONTEXT, open_activity
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
 from polymux.modalities.asr.drafting import SmallWhisper
 from polymux.modalities.asr.fallback import Fallback
@@ -163,7 +163,7 @@ class LoudnessDetector(OneShotModel):
 
     def forward(self, items, slabs):
         def judge(item):
-            loud = np.abs(item.samples).reshape(-1, FRAME).max(axis=1) > 1e-4
+            loud = np.abs(item.samples[CONTEXT:]).reshape(-1, FRAME).max(axis=1) > 1e-4
             return torch.from_numpy(np.concatenate([loud, np.zeros(item.state.size)]).astype(np.float32))
 
         return [judge(item) for item in items]
