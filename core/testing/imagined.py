@@ -157,6 +157,13 @@ class _Device(CudaDevice):
         return torch.empty(found.shape, dtype=found.dtype, device=self.torch)
 
 
+class _Generator(torch.Generator):
+    """One of the host, in the place of a device's."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls)
+
+
 class Card:
     """What was seen of the card."""
 
@@ -199,8 +206,7 @@ def imagine_card() -> Iterator[Card]:
     with ExitStack() as stack:
         for name in ("Stream", "Event", "CUDAGraph", "graph_pool_handle", "current_stream"):
             stack.enter_context(mock.patch.object(torch.cuda, name))
-        generator = torch.Generator  # which only a real device makes
-        stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": generator()))
+        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
         # in inference mode a device's operations come undecomposed, which fakes do not expect
         stack.enter_context(mock.patch.object(torch, "inference_mode", _decomposed))
         stack.enter_context(mock.patch.object(torch.cuda, "stream", lambda stream: nullcontext()))
