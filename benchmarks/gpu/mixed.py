@@ -99,6 +99,7 @@ def record(stage: TokenStage, tell: Callable[[dict[str, Any]], None]) -> None:
     """All frames, and what that takes: first those before a server's first request, then the others."""
     if stage._mixed is None:
         return
+    stage.rehearse()
     torch.cuda.synchronize()
     before, began = torch.cuda.memory_reserved(), time.perf_counter()
     stage._mixed.record_few()

@@ -20,6 +20,10 @@ from polymux.core.plugins import Plugins, load_plugins
 from polymux.core.stopwatch import begun, now, part, stopwatch
 from polymux.core.vocabulary import Ready
 
+QUIET = 0.2
+"""Seconds without work after which an engine prepares later launches: a request that comes after a short pause does not
+wait for that."""
+
 STATED = ("quantization", "deterministic")
 """Options of a model that its facts repeat: what a user gets is said where the model is listed."""
 
@@ -61,7 +65,7 @@ def load(spec: EngineSpec) -> tuple[Loop, Ready]:
             "load_seconds": round(now() - loading, 3),
             "start_seconds": {**{name: round(seconds, 3) for name, seconds in shared.items()}, **parts},
         }
-    return Loop(site, programs), Ready(facts, plugins.complain())
+    return Loop(site, programs, QUIET), Ready(facts, plugins.complain())
 
 
 def open_site(plugins: Plugins, device: Device, settings: SiteSettings) -> Site:

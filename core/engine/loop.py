@@ -45,7 +45,9 @@ HOST_WAIT = 0.005
 class Loop:
     """Runs the jobs of any number of programs on one site. Single-threaded: call from one thread only."""
 
-    def __init__(self, site: Site, programs: Mapping[str, Program]) -> None:
+    def __init__(self, site: Site, programs: Mapping[str, Program], quiet: float = 0.0) -> None:
+        """`quiet`: seconds of rest after which later launches are prepared, so that whoever comes after a short pause
+        does not wait for that. Whoever drives the loop then steps now and again while it rests."""
         self.site = site
         self.programs = dict(programs)
         stages: list[Stage] = []
@@ -64,7 +66,10 @@ class Loop:
         self._inflight: deque[tuple[Lane, Ticket]] = deque()
         self._beside: list[tuple[Lane, Ticket]] = []
         self._collected_at = 0.0
+        self._quiet = quiet
         self._tending = True
+        self._resting: float | None = None
+        """Since when nothing runs."""
 
     # ---- commands ----
 
@@ -143,6 +148,8 @@ class Loop:
             self._collect(lane, ticket)
         self._resume()
         busy = bool(self._inflight or self._beside or self.host.ready or planned) or self._waiting()
+        if busy:
+            self._resting = None
         return busy or (self._tending and self._tend())
 
     def _launch(self, lane: Lane, plan: Plan) -> None:
@@ -287,6 +294,11 @@ class Loop:
 
     def _tend(self) -> bool:
         """Nothing runs. What goes wrong now costs speed, and no request."""
+        now = time.monotonic()
+        if self._resting is None:
+            self._resting = now
+        if now - self._resting < self._quiet:
+            return False
         try:
             self._tending = self.scheduler.tend()
         except torch.AcceleratorError:

@@ -131,3 +131,31 @@ def test_two_models_share_one_arena(device: Device) -> None:
     driver.finish()
     assert driver.tokens("long a") == driver.tokens("long b")
     assert len(driver.tokens("long a")) == 50
+
+
+def test_later_launches_are_prepared_when_nobody_came_for_a_while(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording takes longer than a short pause between two requests may last."""
+    clock = 0.0
+    prepared: list[float] = []
+
+    def tend() -> bool:
+        prepared.append(clock)
+        return len(prepared) < 2
+
+    driver = open_tokens(device)
+    driver.loop._quiet = 0.2
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    monkeypatch.setattr(driver.loop.scheduler, "tend", tend)
+    for begin in (0.0, 0.1):  # the second comes in a pause
+        clock = begin
+        submit(driver, str(begin), prompt_of(1), tokens=2)
+        driver.run()
+    clock = 0.25
+    assert not driver.step()
+    assert not prepared
+    clock = 0.35
+    assert driver.step()
+    assert not driver.step()
+    assert prepared == [0.35, 0.35]
