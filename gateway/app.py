@@ -27,6 +27,7 @@ from polymux.gateway.routes import (
     models,
     ranking,
     realtime,
+    receipts,
     responses,
     speech,
     streams,
@@ -76,6 +77,7 @@ def create_app(
         *images.ENDPOINTS,
         *videos.ENDPOINTS,
         *models.ENDPOINTS,
+        receipts.ENDPOINT,
         known_plugins.ENDPOINT,
         *health.ENDPOINTS,
     ]

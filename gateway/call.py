@@ -14,6 +14,7 @@ from starlette.types import Receive
 from polymux.core.errors import NotReady, Overloaded, PolymuxError
 from polymux.core.tasks import ChoiceEnded, Done
 from polymux.gateway.errors import ClientLeft, wrap_unexpected
+from polymux.gateway.receipts import Entry
 from polymux.gateway.turn import Turn
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Call:
                 meters.count_success(answer.reason)
             elif isinstance(answer, Done):
                 self.done = answer
+                self.gateway.receipts.keep(self.request_id, Entry(self.model, self.task, answer.receipt))
                 meters.record_usage(answer.usage)
                 meters.record_pace(now - self._begin, answer.usage.seconds)
                 meters.whole.observe(now - self._begin)

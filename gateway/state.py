@@ -14,6 +14,7 @@ from polymux.gateway.filming import FilmJobs
 from polymux.gateway.limits import Gates
 from polymux.gateway.metrics import Metrics
 from polymux.gateway.realtime.secrets import Secrets
+from polymux.gateway.receipts import Receipts
 from polymux.gateway.settings import GatewaySettings
 from polymux.gateway.shelf import Shelf
 
@@ -29,6 +30,7 @@ class Gateway:
         self.settings = settings
         self.gates = Gates(settings.max_running, settings.max_waiting)
         self.metrics = Metrics(self.gates, service)
+        self.receipts = Receipts()
         self.secrets = Secrets()
         self.fetcher = Fetcher(settings)
         self.started = int(time.time())

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from polymux.core.errors import InvalidRequest, PolymuxError
-from polymux.core.tasks import Chat, ChoiceEnded, Done, Sampling, Sound, Speak, SpokenWord, TextDelta
+from polymux.core.tasks import (
+    Chat,
+    ChoiceEnded,
+    Done,
+    Sampling,
+    Sound,
+    Speak,
+    SpokenWord,
+    TextDelta,
+    Tokenize,
+    Tokenized,
+)
 from polymux.core.text.sentences import split_sentences
 from polymux.core.vocabulary import Usage
 from polymux.gateway.call import Call
@@ -26,6 +38,9 @@ from polymux.gateway.realtime.timeline import Timeline
 
 PIECE = 24_000
 """Bytes of sound in one event, at most: clients take messages of a mebibyte."""
+
+TOKEN_MS = 50
+"""Of spoken sound in one audio token, as OpenAI counts."""
 
 Send = Callable[..., Awaitable[None]]
 OpenCall = Callable[[str, str, msgspec.Struct], Call]
@@ -42,7 +57,11 @@ class Response:
         self._send = send
         self._open_call = open_call
         self._status: dict[str, Any] = {"status": "in_progress", "status_details": None}
-        self._usage = Usage()
+        self._usage: Usage | None = None
+        self._ask: Chat | None = None
+        self._written = ""
+        self._heard_ms = 0.0
+        """Sound that was sent."""
         self._stopped: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._begun = self._ending = False
@@ -74,6 +93,8 @@ class Response:
         except Exception as error:
             self._fail(error if isinstance(error, PolymuxError) else wrap_unexpected(error))
         self._ending = True
+        if self._usage is None and self._ask is not None:
+            self._usage = await self._count(self._ask)
         await self._finish()
 
     async def _answer(self) -> None:
@@ -109,11 +130,12 @@ class Response:
         if not any(message["role"] != "system" for message in messages):
             raise InvalidRequest("there is nothing to answer: the conversation is empty", code="empty_conversation")
         sampling = Sampling(temperature=self._plan.temperature)
-        ask = Chat(messages=messages, max_tokens=self._plan.max_tokens, sampling=sampling)
-        call = self._open_call(self._plan.chat, "chat", ask)
+        self._ask = Chat(messages=messages, max_tokens=self._plan.max_tokens, sampling=sampling)
+        call = self._open_call(self._plan.chat, "chat", self._ask)
         async with call.answers() as answers:
             async for answer in answers:
                 if isinstance(answer, TextDelta):
+                    self._written += answer.text
                     yield answer.text
                 elif isinstance(answer, ChoiceEnded) and answer.reason == "length":
                     details = {"type": "incomplete", "reason": "max_output_tokens"}
@@ -186,8 +208,10 @@ class Response:
     async def _sound(self, data: bytes, mouth: Mouth) -> None:
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
+            milliseconds = mouth.measure(piece)
+            self._heard_ms += milliseconds
             if self.item.timeline is not None:
-                self.item.timeline.lengthen(mouth.measure(piece))
+                self.item.timeline.lengthen(milliseconds)
             await self._send("response.output_audio.delta", delta=base64.b64encode(piece).decode(), **self._where)
 
     # ---- the frame around it ----
@@ -223,12 +247,31 @@ class Response:
             return {"type": "text", "text": self.item.text}
         return {"type": "audio", "transcript": self.item.text}
 
+    async def _count(self, ask: Chat) -> Usage:
+        """What an answer cost until it was ended early, for which no model told: tokens that were read and written."""
+        return Usage(
+            await self._count_tokens(Tokenize(chat=ask)),
+            await self._count_tokens(Tokenize(text=self._written, special=False)) if self._written else 0,
+        )
+
+    async def _count_tokens(self, ask: Tokenize) -> int:
+        """0 for a model that does not spell texts."""
+        count = 0
+        try:
+            async with self._open_call(self._plan.chat or "", "tokenize", ask).answers() as answers:
+                async for answer in answers:
+                    count += len(answer.ids) if isinstance(answer, Tokenized) else 0
+        except PolymuxError:
+            return 0
+        return count
+
     def _fail(self, error: PolymuxError) -> None:
         told = {"type": error.type, "code": error.code, "message": error.message}
         self._status = {"status": "failed", "status_details": {"type": "failed", "error": told}}
 
     def _show(self, output: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = self._usage
+        usage = self._usage or Usage()
+        spoken = math.ceil(self._heard_ms / TOKEN_MS)
         return {
             "id": self.id,
             "object": "realtime.response",
@@ -238,8 +281,10 @@ class Response:
             "output": output,
             "usage": {
                 "input_tokens": usage.input_tokens,
-                "output_tokens": usage.output_tokens,
-                "total_tokens": usage.input_tokens + usage.output_tokens,
+                "output_tokens": usage.output_tokens + spoken,
+                "total_tokens": usage.input_tokens + usage.output_tokens + spoken,
+                "input_token_details": {"text_tokens": usage.input_tokens, "cached_tokens": usage.cached_tokens},
+                "output_token_details": {"text_tokens": usage.output_tokens, "audio_tokens": spoken},
             },
             **self._status,
         }

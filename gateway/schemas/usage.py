@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from polymux.core.vocabulary import Receipt, Usage
 from polymux.gateway.schemas.base import WireAnswer
 
@@ -59,3 +61,16 @@ class ReceiptBody(WireAnswer):
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptBody:
         return cls(**{name: round(getattr(receipt, name), 3) for name in cls.model_fields})
+
+
+class ReceiptEntry(WireAnswer):
+    model: str
+    task: str
+    receipt: ReceiptBody
+
+
+class ReceiptList(WireAnswer):
+    """One for each answer that has ended, in that order."""
+
+    object: Literal["list"] = "list"
+    data: list[ReceiptEntry]

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polymux.core.engine.wire import pack
 from polymux.core.errors import InvalidRequest
+from polymux.core.speech.presenter import SpeechPresenter
 from polymux.core.speech.script import Pause, Say, read_script
 from polymux.core.speech.stretch import Stretcher, share_pace, stretch
-from polymux.core.speech.telling import quantize, share_words, split_words
-from polymux.core.tasks import Speak
+from polymux.core.speech.telling import SPOKEN, Spoken, quantize, share_words, split_words
+from polymux.core.tasks import Speak, SpokenWord
 from polymux.core.text.sentences import cut_text, split_sentences
+from polymux.core.vocabulary import Output
 
 RATE = 24_000
 
@@ -152,3 +155,16 @@ def test_a_voice_does_its_part_of_a_pace(pace: float) -> None:
 
 def test_sound_that_is_no_sound_is_silent_or_cut() -> None:
     assert quantize(np.array([0.5, 2.0, -3.0, np.nan, np.inf], np.float32)).tolist() == [16384, 32767, -32767, 0, 32767]
+
+
+def test_the_first_sound_is_short_whatever_a_voice_tells_at_once() -> None:
+    """Encoding a whole sentence before its beginning is sent would hold that up. Nothing is lost, or told twice."""
+    presenter = SpeechPresenter(1000)
+    words = [SpokenWord("one ", 0.0, 0.2), SpokenWord("two ", 0.24, 0.5), SpokenWord("three", 0.5, 0.9)]
+    samples = np.arange(1000, dtype=np.int16)
+    told = [Output("a", SPOKEN, pack(Spoken(samples, words))), Output("a", SPOKEN, pack(Spoken(samples)))]
+    sounds = [sound for event in told for sound in presenter.feed(event)]
+    assert [len(sound.data) // 2 for sound in sounds] == [250, 750, 1000]
+    assert b"".join(sound.data for sound in sounds) == samples.tobytes() * 2
+    assert [[word.text for word in sound.words] for sound in sounds] == [["one ", "two "], ["three"], []]
+    assert len(SpeechPresenter(1000).feed(Output("a", SPOKEN, pack(Spoken(samples[:499]))))) == 1

@@ -17,6 +17,7 @@ from polymux.core.errors import InternalError, InvalidRequest
 from polymux.core.tasks import Done, Sound, Speak
 from polymux.core.testing.service import FakeServed, FakeService
 from polymux.core.vocabulary import Receipt, Usage
+from polymux.gateway.receipts import KEPT, PER_REQUEST, Entry, Receipts
 
 pytestmark = pytest.mark.anyio
 
@@ -174,3 +175,25 @@ async def test_the_official_client(service: FakeService, serving: Any) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.audio.speech.create(model="tts-1", voice="alloy", input="x", speed=9)
         assert refused.value.param == "speed"
+
+
+async def test_what_sound_cost_is_known_by_its_id(client: httpx.AsyncClient) -> None:
+    """A file cannot say it. Streamed or whole, with an id of the client's own or of ours."""
+    for more in ({}, {"stream": False}):
+        answer = await client.post("/v1/audio/speech", json=ask(**more))
+        told = (await client.get(f"/v1/receipts/{answer.headers['x-request-id']}")).json()
+        (entry,) = told["data"]
+        assert (entry["model"], entry["task"], entry["receipt"]["first_ms"]) == ("voice", "speak", 1.0)
+    await client.post("/v1/audio/speech", json=ask(), headers={"x-request-id": "a/b"})
+    await client.post("/v1/audio/speech", json=ask(), headers={"x-request-id": "a/b"})
+    assert len((await client.get("/v1/receipts/a/b")).json()["data"]) == 2
+    missing = await client.get("/v1/receipts/nobody")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_old_receipts_are_forgotten() -> None:
+    receipts = Receipts()
+    for number in range(KEPT + 1):
+        for _ in range(PER_REQUEST + 1):
+            receipts.keep(str(number), Entry("voice", "speak", Receipt()))
+    assert [len(receipts.find(id)) for id in ("0", "1", str(KEPT))] == [0, PER_REQUEST, PER_REQUEST]

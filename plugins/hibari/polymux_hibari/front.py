@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from hibari.g2p import G2P
+from hibari.g2p.oov import ASSETS, OOV
 
 from polymux.core.errors import InvalidRequest, ModelError
 from polymux.core.pipeline import Front, Prepared, Presenter
 from polymux.core.speech.presenter import SpeechPresenter
-from polymux.core.speech.script import Pause, Script, read_script
+from polymux.core.speech.script import Pause, Say, Script, read_script
 from polymux.core.speech.telling import split_words
 from polymux.core.tasks import Speak
 from polymux.core.text.sentences import cut_text, split_sentences
@@ -53,7 +55,7 @@ class SpeechFront(Front):
         vocabulary = files.json("vocab.json")
         if not voices or not vocabulary:
             raise ModelError(f"{files.reference}: config.json names no voices, or vocab.json is missing")
-        accents = {british: G2P(british=british) for british in {voice["british"] for voice in voices.values()}}
+        accents = {british: open_reader(british) for british in {voice["british"] for voice in voices.values()}}
         for reader in accents.values():
             reader(UNKNOWN)
         return cls(vocabulary, {name: accents[voice["british"]] for name, voice in voices.items()})
@@ -64,7 +66,9 @@ class SpeechFront(Front):
         if not isinstance(ask, Speak):
             raise InvalidRequest(f"This model does not serve {task}.")
         voice = choose_voice(ask.voice, self.voices)
-        pieces = self.read(read_script(ask), voice)
+        script = list(read_script(ask))
+        self._check_phonemes(script)
+        pieces = self.read(script, voice)
         begun: list[Piece] = []
         for piece in pieces:
             begun.append(piece)
@@ -73,6 +77,12 @@ class SpeechFront(Front):
         else:
             raise InvalidRequest("nothing in input can be spoken: this voice reads English", param="input")
         return Prepared(SpeakWork(voice), messages=itertools.chain(begun, pieces, [Piece(last=True)]))
+
+    def _check_phonemes(self, script: Script) -> None:
+        """Who writes phonemes means each of them."""
+        written = {phoneme for part in script if isinstance(part, Say) and part.phonemes for phoneme in part.text}
+        if strange := sorted(each for each in written - self.vocabulary.keys() if not each.isspace()):
+            raise InvalidRequest(f"no phonemes of this voice: {' '.join(strange[:8])}", param="input")
 
     def read(self, script: Script, voice: str) -> Iterator[Piece]:
         """Pieces and pauses in order, none empty. What the voice has no sound for (other scripts, emoji) is silent."""
@@ -99,6 +109,24 @@ class SpeechFront(Front):
 
     def describe(self) -> dict[str, Any]:
         return {"sample_rate": RATE, "voices": list(self.voices), "languages": ["en"]}
+
+
+def open_reader(british: bool) -> G2P:
+    return G2P(oov=WholeWords(OOV(os.path.join(ASSETS, "oov_gb.onnx")) if british else OOV()), british=british)
+
+
+class WholeWords:
+    """Reads words that no lexicon has. The network takes so many letters and forgets the others: a longer word is read
+    in parts."""
+
+    def __init__(self, network: OOV) -> None:
+        self.network = network
+
+    def __call__(self, word: str) -> str | None:
+        most = self.network.maxlen
+        count = -(-len(word) // most)
+        parts = [word[len(word) * part // count : len(word) * (part + 1) // count] for part in range(count)]
+        return "".join(filter(None, map(self.network, parts))) or None
 
 
 def read_aloud(read: Callable[[str], str], text: str) -> str:

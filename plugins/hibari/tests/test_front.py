@@ -51,6 +51,28 @@ def test_what_the_package_cannot_read_costs_only_itself(front: SpeechFront) -> N
     assert around.endswith("ˈæftəɹ")
 
 
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("supercalifragilistic" * 5, 5),
+        ("Donaudampfschifffahrtsgesellschaft", 2),
+        ("internationalization" * 40, 34),
+    ],
+)
+def test_long_words_are_read_to_their_end(front: SpeechFront, word: str, parts: int) -> None:
+    """The network that reads unknown words takes 24 letters; what stood behind them was silent."""
+    assert sum(map(len, read(front, word))) > 0.6 * len(word)
+    assert len(word) / parts <= 24
+
+
+@pytest.mark.parametrize("text", ["hello 5", "həlˈO 日"])
+def test_phonemes_that_the_voice_lacks_are_refused(front: SpeechFront, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text[-1]) as refused:
+        front.prepare("speak", Speak(text=text, kind="phonemes"))
+    assert refused.value.param == "input"
+    front.prepare("speak", Speak(text="həlˈO wˈɜɹld\n", kind="phonemes"))
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "😀", "👩‍👩‍👧🎉 😀", "日本語", "\x00\x01", "\u200b"])
 def test_nothing_to_say_is_refused(front: SpeechFront, text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

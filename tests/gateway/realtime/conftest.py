@@ -29,6 +29,7 @@ from polymux.core.tasks import (
     SpeechStopped,
     SpokenWord,
     TextDelta,
+    Tokenized,
     Uncommitted,
     Understood,
 )
@@ -89,9 +90,11 @@ async def hear(ask: Any, inbox: asyncio.Queue) -> AsyncIterator[Any]:
 
 async def speak(served: FakeServed, task: str, ask: Any) -> AsyncIterator[Any]:
     """Chat: two sentences. Voice: 100 ms of sound for every word; at speed 1.5 without the times of words."""
-    if task == "chat":
+    if task == "tokenize":  # a conversation has 17 tokens, a text one for each letter
+        yield Tokenized(list(range(17 if ask.chat else len(ask.text))), [], 0)
+    elif task == "chat":
         for text in REPLY:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.05 if served.name == "slow chat" else 0)
             yield TextDelta(0, text)
         yield ChoiceEnded(0, "length" if ask.max_tokens == 1 else "stop")
     else:
@@ -109,6 +112,7 @@ async def speak(served: FakeServed, task: str, ask: Any) -> AsyncIterator[Any]:
 def fake() -> FakeService:
     models = (
         FakeServed("chat", ("chat",)),
+        FakeServed("slow chat", ("chat", "tokenize")),
         FakeServed("ear", ("listen",)),
         FakeServed("voice", ("speak",)),
         FakeServed("slow", ("speak",)),

@@ -44,7 +44,10 @@ async def test_an_answer_is_said_in_the_order_of_the_protocol(talking_live):
         ]
         assert done.response.status == "completed"
         assert done.response.output[0].content[0].transcript == REPLY
-        assert (done.response.usage.input_tokens, done.response.usage.output_tokens) == (3, 5)
+        usage = done.response.usage
+        details = usage.output_token_details
+        assert (usage.input_tokens, details.text_tokens, details.audio_tokens) == (3, 5, 10), "half a second of sound"
+        assert (usage.output_tokens, usage.total_tokens) == (15, 18)
         deltas = [event for event in talk.events if event.type == "response.output_audio_transcript.delta"]
         assert "".join(event.delta for event in deltas) == REPLY
         words = [word for event in deltas for word in event.words]
@@ -124,8 +127,34 @@ async def test_cancelling_tells_every_end(talking_live, fake):
         assert ends[0] == "response.output_audio.done" and "response.output_item.done" in ends
         assert done.response.output[0].status == "incomplete"
         assert not fake.running, "nothing goes on"
+        usage = done.response.usage
+        heard = talk.types().count("response.output_audio.delta")
+        assert usage.output_token_details.audio_tokens == 2 * heard, "what was heard counts"
+        assert (usage.input_tokens, usage.output_token_details.text_tokens) == (3, 5), "the chat model had ended"
         await talk.connection.response.create()
         assert (await talk.until("response.done")).response.status == "completed"
+
+
+async def test_who_is_stopped_while_writing_is_told_what_it_cost(talking_live, fake):
+    """The chat model's own count never comes: what was asked and written is counted in its tokens."""
+    async with talking_live(model="slow chat") as talk:
+        await talk.connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        await talk.connection.conversation.item.create(item=ask())
+        await talk.connection.response.create()
+        await talk.until("response.output_text.delta")
+        await talk.connection.response.cancel()
+        done = (await talk.until("response.done")).response
+        written = done.output[0].content[0].text
+        assert done.status == "cancelled" and REPLY.startswith(written)
+        assert (done.usage.input_tokens, done.usage.output_tokens) == (17, len(written))
+
+
+async def test_a_voice_alone_counts_its_sound(talking_live):
+    async with talking_live(model="voice") as talk:
+        await talk.connection.conversation.item.create(item=ask("One two."))
+        await talk.connection.response.create()
+        usage = (await talk.until("response.done")).response.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.output_token_details.audio_tokens) == (0, 4, 4)
 
 
 async def test_truncating_cuts_the_text_where_playback_stopped(talking_live, fake):
