@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,32 @@ def test_a_model_is_served(smoke, name: str) -> None:
         assert smoke.serve(program, asked, site) >= len(asked)
         assert card.recorded >= RECORDED.get(name, 1)
         assert sum(card.waits.values()) <= WAITING.get(name, 0), card.waits
+
+
+@pytest.mark.parametrize("curious", [False, True], ids=["", "looking at the host"])
+def test_launches_with_prompts_are_recorded_where_they_can_be(
+    smoke, curious: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that looks at the host where prompts are is served all the same."""
+    from polymux.core.batch.packing import Packer
+    from polymux.core.compute.mixed import MixedGraphs
+
+    pack, run = Packer.pack_frame, MixedGraphs.run
+    frames = []
+
+    def look(packer: Packer, frame: Any, buffer: torch.Tensor) -> Any:
+        if curious:
+            buffer.sum().item()
+        return pack(packer, frame, buffer)
+
+    monkeypatch.setattr(Packer, "pack_frame", look)
+    monkeypatch.setattr(MixedGraphs, "run", lambda graphs, *args: (frames.append(args[0]), run(graphs, *args))[1])
+    with imagine_card() as card:
+        site = smoke.open_site(card.device)
+        program, asked = smoke.CLASSES["llama"](site)
+        assert smoke.serve(program, asked, site) >= len(asked)
+    assert bool(frames) != curious
+    assert ("not recorded" in caplog.text) == curious
 
 
 def test_tensors_of_two_devices_are_refused() -> None:

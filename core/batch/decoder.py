@@ -98,7 +98,8 @@ class TokenModel(ABC):
     depth: DepthModel | None = None
     """What completes a drawn token to a unit of several ids, from the state that the token's logits were made of."""
     recordable = False
-    """On a CUDA device, a decode step may be recorded as a graph: it looks at nothing on the host."""
+    """On a CUDA device, a launch may be recorded as a graph: it looks at nothing on the host. Where a model does in
+    launches with prompts, the log tells, and only its other launches are recorded."""
 
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Tensor:

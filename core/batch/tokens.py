@@ -6,6 +6,8 @@ row's slot and feeds the next launch, so launch k+1 can be out before the host h
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,8 @@ from polymux.core.engine.site import Site
 from polymux.core.stopwatch import part
 
 __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
+
+log = logging.getLogger("polymux.engine")
 
 UNKNOWN = 0
 """In place of a guess that is not made yet."""
@@ -95,7 +99,16 @@ class TokenStage(Stage):
                 self.rehearse()
             with part("record"), torch.inference_mode():
                 for graphs in self._all_graphs():
-                    graphs.record_few()
+                    self._record_few(graphs)
+
+    def _record_few(self, graphs: DecodeGraphs | MixedGraphs) -> None:
+        try:
+            graphs.record_few()
+        except Exception:
+            if graphs is not self._mixed:
+                raise
+            self._mixed = None
+            log.exception("%s looks at the host in launches with prompts: they are not recorded", self.name)
 
     def rehearse(self) -> None:
         """One launch of every kind, on padding: it computes, but writes and means nothing."""
