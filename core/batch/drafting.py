@@ -19,6 +19,7 @@ from polymux.core.batch.decoder import TokenBatch, TokenModel
 from polymux.core.batch.drawing import Drawer, Drawing
 from polymux.core.batch.packing import Packer
 from polymux.core.batch.plan import Grant, Plan
+from polymux.core.batch.rounds import GuessRounds, Half
 from polymux.core.batch.row import Row
 from polymux.core.batch.sequence import TokenRow, can_replay, token_row
 from polymux.core.batch.speculation import Drafter, Foresight, LookupDrafter
@@ -124,6 +125,7 @@ class DraftModel(Drafter):
         self._site = site
         self._longest = longest
         self._graphs: DecodeGraphs | None = None
+        self._rounds: GuessRounds | None = None
         self._covered = 0
         """Rows of the launch to come whose tokens, guesses included, this model has computed."""
 
@@ -142,14 +144,22 @@ class DraftModel(Drafter):
             )
         if self.model.shape.axes != packer.axes:
             raise ConfigError("the draft model counts positions in another way", param="speculation")
+        self._checking = packer
         self._packer = packer.lend(self.model, self._site)
         self._drawer = drawer
         if self._packer.recordable and drawer.slots is not None:
             most = self._site.settings.max_rows
             self._graphs = DecodeGraphs(self._step, most, most, self._site.device.torch)
 
+    def open_rounds(self, model: TokenModel, most: int) -> GuessRounds | None:
+        simple = self._packer.axes == 1 and model.depth is None and self._packer.recordable and self._longest > 0
+        if simple and self._checking.recordable:
+            halves = Half(model, self._checking), Half(self.model, self._packer)
+            self._rounds = GuessRounds(*halves, self._drawer, self._longest, most, self._site.device)
+        return self._rounds
+
     def open(self, row: TokenRow) -> Foresight:
-        return Foresight(self._longest)
+        return Foresight(self._longest, fixed=self._rounds is not None)
 
     def draft(self, rows: Sequence[TokenRow], counts: Sequence[int]) -> list[list[int]]:
         recorded = self._graphs is not None and can_replay(rows)

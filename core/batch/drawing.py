@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -105,9 +106,11 @@ class Drawer:
     ) -> tuple[Tensor, ...]:
         """What a recorded step draws for rows at these `positions` (R,): as `choose` where they carry rules, else
         tokens and whether the logits were finite. Looks at nothing on the host."""
+        if rules:
+            return self.choose(logits, slots, rules)
         if self.slots is None:
             raise InternalError("only a CUDA device records steps")
-        return self.choose(logits, slots, rules) if rules else self.slots.draw(logits, slots, positions)
+        return self.slots.draw(logits, slots, positions)
 
     def choose(self, logits: Tensor, slots: Tensor, rules: tuple[LogitRule, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens (R,) under rules that all rows carry, whether each row's logits were finite (R,), and
@@ -121,6 +124,16 @@ class Drawer:
         best, tokens = values.max(dim=-1)
         self._rules.advance(tokens, slots, rules)
         return tokens, finite, best - values.logsumexp(dim=-1)
+
+    def remember(self, slots: Tensor, rules: tuple[LogitRule, ...]) -> list[Tensor]:
+        """What rules know of rows now, for `recall`."""
+        return self._rules.remember(slots, rules)
+
+    def recall(
+        self, slots: Tensor, rules: tuple[LogitRule, ...], known: Sequence[Sequence[Tensor]], which: Tensor
+    ) -> None:
+        """Rules know again what they knew of each row when `known[which]` was remembered."""
+        self._rules.recall(slots, rules, known, which)
 
     def _describe(self, finals: list[Grant]) -> SampleBatch:
         rows = [token_row(grant.row) for grant in finals]

@@ -250,6 +250,27 @@ class Packer:
         further = self.depths.further[slots] if self.depths is not None else None
         return TokenBatch(self.last[slots], turns, order[:-1], order[:-1], context, further=further)
 
+    def pack_ladder(self, ids: Tensor, slots: Tensor, places: Tensor, positions: Tensor) -> TokenBatch:
+        """Several tokens of each row in a recorded launch, all of them sampled: `ids` and their `places` (B, n), of
+        rows whose first token here has place `positions` (B,). Padding has place -1."""
+        rows, count = ids.shape
+        order = torch.arange(rows * count, device=slots.device)
+        spread = slots[:, None].expand(-1, count).flatten()
+        batch = PagedBatch(
+            list(range(0, rows * count + 1, count)),
+            [self.capacity] * rows,
+            self._block,
+            self._tables,
+            slots,
+            torch.arange(0, rows * count + 1, count, device=slots.device),
+            positions.clamp(min=0) + count,
+            spread,
+            places.flatten(),
+            slab_table=self._slab_table,
+        )
+        context = PagedContext(self._attention, self._view, batch, self._slabs)
+        return TokenBatch(ids.flatten(), places.flatten(), order, order // count, context)
+
     def send_frame(self, frame: Frame, plan: Plan) -> Tensor:
         """A launch that is recorded: its buffer, filled and sent in one piece. Single tokens come first."""
         plan.grants.sort(key=lambda grant: grant.count > 1)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from polymux.core.batch.plan import Grant
 
 if TYPE_CHECKING:
-    from polymux.core.batch.decoder import TokenBatch
+    from polymux.core.batch.decoder import TokenBatch, TokenModel
     from polymux.core.batch.drawing import Drawer
     from polymux.core.batch.packing import Packer
+    from polymux.core.batch.rounds import GuessRounds
     from polymux.core.batch.sequence import TokenRow
     from polymux.core.cache.blocks import CacheSpec
 
@@ -26,8 +27,10 @@ MATCHED = 3
 class Foresight:
     """How far one row looks ahead: twice as far after a guess that was right, half as far after one that was wrong."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, *, fixed: bool = False) -> None:
+        """`fixed`: always as far; where a launch costs the same whatever is guessed."""
         self._longest = longest
+        self._fixed = fixed
         self.length = longest
 
     def reach(self, tokens: list[int]) -> int:
@@ -36,6 +39,8 @@ class Foresight:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """So many of a guess's tokens were launched, and so many right."""
+        if self._fixed:
+            return
         if accepted == drafted:
             self.length = min(2 * self.length, self._longest)
         else:
@@ -58,6 +63,10 @@ class Drafter(ABC):
     def bind(self, packer: Packer, drawer: Drawer) -> None:
         """The stage is there. `packer.lend(model, view)` packs the same rows for another model, whose part of the
         cache is `packer.extra`; `drawer` draws as the stage itself does."""
+
+    def open_rounds(self, model: TokenModel, most: int) -> GuessRounds | None:
+        """Guessing and checking in recorded launches, of up to `most` rows, where it can be. Called after `bind`."""
+        return None
 
     @abstractmethod
     def open(self, row: TokenRow) -> Foresight:

@@ -82,6 +82,8 @@ class TokenStage(Stage):
         self._graphs: DecodeGraphs | None = None
         if self._packer.recordable and site.device.torch.type == "cuda":
             self._graphs = DecodeGraphs(self._step, self.max_rows, self.max_rows, site.device.torch)
+        rounds = drafter is not None and self._graphs is not None
+        self._rounds = drafter.open_rounds(model, self.max_rows) if drafter is not None and rounds else None
         self._mixed: MixedGraphs | None = None
         frames = list_frames(self.max_units, self.max_rows)
         # a drafter follows every launch, and slabs are read as the host says
@@ -180,6 +182,8 @@ class TokenStage(Stage):
                 plan.grants.sort(key=_seen, reverse=True)
             rows = [token_row(grant.row) for grant in plan.grants]
             self._packer.extend_tables(rows)
+            if self._rounds is not None and self._rounds.admits(plan, rows):
+                return self._rounds.launch(plan, rows)
             self._guess(plan)
             if self._graphs is not None and all(map(continues, plan.grants, rows)):
                 return self._replay(plan, rows, self._graphs)

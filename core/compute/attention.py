@@ -98,6 +98,14 @@ class PagedBatch:
         return sum(end - start == 1 for start, end in pairwise(self.starts))
 
     @cached_property
+    def even(self) -> int:
+        """How many tokens each row brings, where all bring as many; else 0."""
+        if self.bounds is not None:
+            return 0
+        counts = {end - start for start, end in pairwise(self.starts)}
+        return counts.pop() if len(counts) == 1 else 0
+
+    @cached_property
     def longest(self) -> int:
         return max(self.lengths)
 

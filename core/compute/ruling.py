@@ -159,6 +159,19 @@ class RuleStates:
                 states = self._states[rule]
                 states[slots] = rule.advance(states[slots], tokens)
 
+    def remember(self, slots: Tensor, rules: Sequence[LogitRule]) -> list[Tensor]:
+        """What the rules know of these rows now, (R, width) each."""
+        return [self._states[rule][slots] for rule in rules]
+
+    def recall(
+        self, slots: Tensor, rules: Sequence[LogitRule], known: Sequence[Sequence[Tensor]], which: Tensor
+    ) -> None:
+        """Of each row the rules know again what they knew at one of several times; `which`, (R,), of `known`."""
+        order = torch.arange(len(slots), device=slots.device)
+        for rule, states in zip(rules, zip(*known)):
+            if rule.width:
+                self._states[rule][slots] = torch.stack(list(states))[which, order]
+
     @contextmanager
     def forget(self) -> Iterator[None]:
         """What is drawn inside was never drawn, as far as rules remember."""

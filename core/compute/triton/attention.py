@@ -75,15 +75,23 @@ class TritonAttention(AttentionBackend):
     def cross(self, query: Tensor, slabs: Tensor, batch: PagedBatch, options: AttentionOptions) -> Tensor:
         if batch.slab_table is None or batch.largest > FEW_TOKENS:
             return SdpaAttention().cross(query, slabs, batch, options)
-        # nothing is masked, so every token is a row of its own
-        tokens, heads, _ = query.shape
+        tokens, heads, dim = query.shape
+        count = batch.even
+        if count > 1 and heads == slabs.shape[3]:  # one reading serves all tokens of a row, as heads of one group
+            asked = query.view(-1, count, heads, dim).transpose(1, 2).reshape(-1, heads * count, dim)
+            mixed = self._cross(asked, slabs, batch, batch.slots, options)
+            return mixed.view(-1, heads, count, dim).transpose(1, 2).reshape(tokens, heads, dim)
         if heads == slabs.shape[3] and tokens * heads < PROGRAMS and options.softcap is None and options.sinks is None:
             if "slabs" not in batch.memo:
                 batch.memo["slabs"] = batch.slab_table[batch.token_slots, 0]
             return attend_slab(query, slabs, batch.memo["slabs"], options.scale)
+        # nothing is masked, so every token is a row of its own
+        return self._cross(query, slabs, batch, batch.token_slots, options)
+
+    @staticmethod
+    def _cross(query: Tensor, slabs: Tensor, batch: PagedBatch, slots: Tensor, options: AttentionOptions) -> Tensor:
+        """(R, heads, dim) queries of rows in these slots, (R,), to all of their slabs."""
         frames = slabs.shape[2]
         if "frames" not in batch.memo:
-            batch.memo["frames"] = torch.full_like(batch.token_slots, frames)
-        return attend_singles(
-            query, slabs, batch.slab_table, batch.token_slots, batch.memo["frames"], frames, frames, options
-        )
+            batch.memo["frames"] = torch.full_like(slots, frames)
+        return attend_singles(query, slabs, batch.slab_table, slots, batch.memo["frames"], frames, frames, options)

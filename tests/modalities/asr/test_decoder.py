@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,3 +102,24 @@ def test_long_slabs_are_joined_by_whoever_ends_last() -> None:
         exact = torch.einsum("thf,tfhd->thd", scores.softmax(dim=-1), chosen[:, 1])
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
     assert not count_arrivals(query.device, PROGRAMS).any()
+
+
+def test_tokens_of_a_row_share_the_reading_of_its_slab(whisper: torch.nn.Module) -> None:
+    _, decoder = split_whisper(copy.deepcopy(whisper).to(DEVICE))
+    width, count = decoder.heads * decoder.shape.head_dim, 3
+    query = torch.randn(2 * count, width, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    found = []
+    for backend in (TritonAttention(), SdpaAttention()):
+        context = pack(decoder, backend)
+        slots = context.batch.slots[:2]
+        context.batch = replace(
+            context.batch,
+            starts=[0, count, 2 * count],
+            lengths=[6, 3],
+            slots=slots,
+            token_slots=slots.repeat_interleave(count),
+            slabs=[1, 0],
+            memo={},
+        )
+        found.append(decoder._cross(2, query, context))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
+from polymux.core.batch.rounds import GuessRounds
 from polymux.core.compute.device import Device, LaggedCpu
+from polymux.core.compute.sdpa import SdpaAttention
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
 from polymux.core.errors import ConfigError, ModelError
@@ -271,3 +274,61 @@ def test_the_starter_says_the_same_with_a_part_of_itself_as_its_draft(quantizati
     for job in ("0", "1", "live"):
         receipt = bold.receipt(job)
         assert receipt is not None and receipt.guessed_units > receipt.accepted_units >= 0
+
+
+class Looking(SdpaAttention):
+    """The reference, which looks on the host, in launches of which only the device knows: it looks there."""
+
+    recordable = True
+
+    def write(self, key, value, cache, batch):
+        here = batch.positions >= 0
+        slots, positions = batch.token_slots[here], batch.positions[here]
+        blocks = batch.tables[slots, positions // batch.block]
+        cache[blocks, 0, positions % batch.block] = key[here]
+        cache[blocks, 1, positions % batch.block] = value[here]
+
+    def paged(self, query, cache, batch, options):
+        lengths = batch.row_lengths.clamp(min=1).tolist()
+        return super().paged(query, cache, replace(batch, lengths=lengths, memo={}), options)
+
+    def cross(self, query, slabs, batch, options):
+        read = batch.slab_table[batch.slots, 0].tolist()
+        return super().cross(query, slabs, replace(batch, slabs=read, slab_units=[]), options)
+
+
+class Rerun:
+    """In the place of a recording."""
+
+    def __init__(self, step, pool):
+        self.step, self.outputs = step, step()
+
+    def replay(self):
+        self.outputs = self.step()
+
+
+@pytest.mark.parametrize("kind", ["distilled", pytest.param("same", marks=pytest.mark.slow), "akin"])
+def test_recorded_rounds_say_the_same(kind, drive, transcribe, sound, speculation, monkeypatch):
+    """Guesses, their check and the draws are one launch; rows that a recording cannot serve run beside it."""
+    monkeypatch.setattr("polymux.core.compute.sdpa.SdpaAttention", Looking)
+    monkeypatch.setattr("polymux.core.batch.rounds.record", Rerun)
+    rounds: list[int] = []
+    launch = GuessRounds.launch
+    monkeypatch.setattr(
+        GuessRounds, "launch", lambda self, plan, rows: rounds.append(len(rows)) or launch(self, plan, rows)
+    )
+    plain, bold = drive(), drive(speculation=speculation(kind, tokens=3))
+    stage = bold.loop.programs["whisper"].hearing.decoder
+    stage._rounds = stage._drafter.open_rounds(stage.model, stage.max_rows)
+    for driver in (plain, bold):
+        for number in range(5):
+            transcribe(driver, str(number), sound(number), language="en")
+            driver.run(number)
+        driver.finish()
+    check_same(bold, plain, list("01234"))
+    guessed, accepted = count_guesses(bold, list("01234"))
+    assert 0 < accepted <= guessed, (guessed, accepted, rounds)
+    assert {1, 2, 3} & set(rounds) and max(rounds) > 3
+    jobs = submit_all(bold, transcribe, sound) if kind == "akin" else []
+    bold.finish()
+    assert all(bold.outputs(job, "window", WindowText) for job in jobs)
