@@ -1,15 +1,15 @@
 """Attention of many queries on a CUDA card: our kernel in several forms, and torch's on the same tokens.
 
-prompt-512, -2016, -4064   one prompt, 32 query heads on 8 key heads of 128, causal
+prompt-512, -2016, -4064   one prompt, 32 query heads on 8 key heads of 128, causal, in blocks
 prompts-560                4,096 tokens in prompts of 560
 prefix-2048                64 rows that bring 64 tokens each behind 2,048 cached ones
+wide-2016                  one prompt, 8 query heads on 4 key heads of 256
+texts                      packed rows of 128, 16 query heads on 8 key heads of 128, causal
 windows-16, windows-1      packed rows of 1,500, 20 heads of 64, not causal
 
-Ours: `blocks` reads keys and values from blocks of 16 tokens, `packed` from where a projection left them, `described`
-the same by tensor descriptors (the copy engine of newer cards), `ahead` these and each tile's scores during
-the softmax of the one before. A form is rows x tile, warps, stages, and the most registers of a thread where that is
-bounded.
-Milliseconds of one layer, TFLOP/s of what has to be computed, and how far from the reference in fp32.
+Forms of ours are rows, tile, warps, stages and the most registers of a thread where that is bounded; the first is the
+engine's own choice. Milliseconds of one layer, TFLOP/s of what has to be computed, and how far from the reference in
+fp32.
 
 PYTHONPATH=benchmarks python benchmarks/gpu/attention.py --out attention.jsonl
 With TRITON_INTERPRET=1 and --tiny: small rows on the CPU, to see that it runs.
@@ -18,172 +18,51 @@ With TRITON_INTERPRET=1 and --tiny: small rows on the CPU, to see that it runs.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from polymux.core.compute.attention import AttentionOptions, PackedRows, PagedBatch
+from polymux.core.compute.attention import AttentionOptions, PackedRows
 from polymux.core.compute.packed.backends import CudnnAttention, Fa3Attention, VarlenAttention, repeat_heads
 from polymux.core.compute.sdpa import SdpaAttention
-from polymux.core.compute.triton.jit import kernel
-from polymux.core.compute.triton.tiles import LOG2_E, Blocks, Form, attend_tiles, find_row
+from polymux.core.compute.triton.tiles import Blocks, Form, attend_tiles
 from polymux.core.testing.card import pretend_card
+from polymux.core.testing.rows import lay_out
 
 BLOCK = 16
 TIMES, LAUNCHES = 3, 8
 
-LLM = [
-    ("blocks", Form(128, 64, 8, 3)),
-    ("blocks", Form(128, 64, 8, 2)),
-    ("blocks", Form(128, 64, 8, 4)),
-    ("blocks", Form(128, 64, 8, 2, 128)),
-    ("blocks", Form(128, 128, 8, 2)),
-    ("blocks", Form(128, 32, 8, 4)),
-    ("blocks", Form(64, 64, 4, 2)),
-    ("blocks", Form(64, 64, 4, 3)),
-    ("blocks", Form(64, 128, 4, 2)),
-    ("packed", Form(128, 64, 8, 3)),
-    ("packed", Form(128, 128, 8, 2)),
-    ("packed", Form(64, 64, 4, 3)),
-    ("described", Form(128, 64, 8, 3)),
-    ("described", Form(128, 64, 8, 2, 128)),
-    ("described", Form(128, 128, 8, 2)),
-    ("described", Form(64, 128, 4, 2)),
-    ("ahead", Form(128, 64, 8, 3)),
-    ("ahead", Form(128, 64, 8, 2)),
-]
-WHISPER = [
-    ("packed", Form(128, 64, 8, 3)),
-    ("packed", Form(128, 128, 8, 3)),
-    ("packed", Form(128, 64, 4, 3)),
-    ("packed", Form(64, 64, 4, 3)),
-    ("packed", Form(64, 128, 4, 3)),
-    ("described", Form(128, 64, 8, 3)),
-    ("described", Form(128, 128, 8, 3)),
-    ("described", Form(64, 128, 4, 3)),
-    ("ahead", Form(128, 64, 8, 3)),
-]
+OTHERS = {
+    256: [Form(64, 32, 8, 2, 128), Form(128, 64, 8, 2)],
+    128: [Form(128, 64, 8, 3, 128), Form(128, 32, 8, 3, 128), Form(128, 32, 8, 6, 128), Form(128, 64, 8, 2)],
+    64: [Form(128, 64, 8, 2, 128), Form(64, 64, 4, 3)],
+}
+"""By the heads' dimension: forms beside the one that the engine chooses."""
 
 
-@triton.jit
-def _fold_described(
-    peak, total, mixed, q, keys, values, row, begin, end, last, places_q, head, factor,
-    DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    for start in range(begin, end, TILE):
-        keys_here = keys.load([row + start, head * DIM])
-        scores = tl.dot(q, tl.trans(keys_here), input_precision="ieee")
-        if MASKED:
-            places = start + tl.arange(0, TILE)
-            mask = (places < last)[None, :]
-            if CAUSAL:
-                mask = mask & (places[None, :] <= places_q[:, None])
-            scores = tl.where(mask, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
-        weights = tl.exp2(scores * factor - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weights, axis=1)
-        values_here = values.load([row + start, head * DIM])
-        mixed = tl.dot(weights.to(values_here.dtype), values_here, mixed * shrink[:, None], input_precision="ieee")
-        peak = higher
-    return peak, total, mixed
-
-
-@triton.jit
-def _take(peak, total, mixed, scores, values, factor):
-    higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
-    weights = tl.exp2(scores * factor - higher[:, None])
-    shrink = tl.exp2(peak - higher)
-    total = total * shrink + tl.sum(weights, axis=1)
-    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
-    return higher, total, mixed
-
-
-@triton.jit
-def _fold_ahead(
-    peak, total, mixed, q, keys, values, row, begin, end, head, factor, DIM: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Each tile's scores are computed while the softmax of the one before is."""
-    if begin < end:
-        scores = tl.dot(q, tl.trans(keys.load([row + begin, head * DIM])), input_precision="ieee")
-        for start in range(begin, end - TILE, TILE):
-            ahead = tl.dot(q, tl.trans(keys.load([row + start + TILE, head * DIM])), input_precision="ieee")
-            here = values.load([row + start, head * DIM])
-            peak, total, mixed = _take(peak, total, mixed, scores, here, factor)
-            scores = ahead
-        peak, total, mixed = _take(peak, total, mixed, scores, values.load([row + end - TILE, head * DIM]), factor)
-    return peak, total, mixed
-
-
-@kernel()
-def _attend_described(
-    query, keys, values, out, starts, scale, rows,
-    HEADS: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    QUERIES: tl.constexpr = ROWS // PACK
-    row, tile = find_row(starts, rows, tl.program_id(1), QUERIES)
-    begin = tl.load(starts + row).to(tl.int32)
-    count = tl.load(starts + row + 1).to(tl.int32) - begin
-    tile = tl.cdiv(count, QUERIES) - 1 - tile
-    if tile < 0:
-        return
-    which = tl.arange(0, ROWS)
-    head = tl.program_id(0) * PACK + which % PACK
-    tokens = tile * QUERIES + which // PACK
-    here = (which < QUERIES * PACK) & (tokens < count)
-    dims = tl.arange(0, DIM)
-    where_q = ((begin + tokens) * HEADS + head)[:, None] * DIM + dims[None, :]
-    q = tl.load(query + where_q, here[:, None], other=0.0)
-    last = count
-    whole = count // TILE * TILE
-    if CAUSAL:
-        last = tl.minimum((tile + 1) * QUERIES, count)
-        whole = (tile * QUERIES + 1) // TILE * TILE
-    peak = tl.full([ROWS], -1e30, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIM], tl.float32)
-    factor = scale * LOG2_E
-    kv_head = tl.program_id(0)
-    if AHEAD:
-        peak, total, mixed = _fold_ahead(
-            peak, total, mixed, q, keys, values, begin, 0, whole, kv_head, factor, DIM, TILE
-        )  # fmt: skip
-    else:
-        peak, total, mixed = _fold_described(
-            peak, total, mixed, q, keys, values, begin, 0, whole, last, tokens, kv_head, factor, DIM, TILE, False,
-            CAUSAL,
-        )  # fmt: skip
-    peak, total, mixed = _fold_described(
-        peak, total, mixed, q, keys, values, begin, whole, last, last, tokens, kv_head, factor, DIM, TILE, True, CAUSAL
-    )
-    tl.store(out + where_q, (mixed / total[:, None]).to(out.dtype.element_ty), here[:, None])
-
-
-@dataclass
+@dataclass(frozen=True)
 class Case:
     name: str
-    counts: list[int]
+    counts: tuple[int, ...]
     before: int = 0
     heads: int = 32
     kv_heads: int = 8
     dim: int = 128
     causal: bool = True
+    blocks: bool = True
+    """Keys and values stand in blocks, in any order; else where a merged projection left them."""
 
     @property
     def flops(self) -> float:
@@ -195,70 +74,50 @@ class Case:
 
 def list_cases(tiny: bool) -> list[Case]:
     if tiny:
+        small = {"heads": 8, "kv_heads": 2, "dim": 64}
         return [
-            Case("prompt", [150], dim=16, heads=8, kv_heads=2),
-            Case("prompts", [40, 40, 9], dim=16, heads=8, kv_heads=2),
-            Case("prefix", [20] * 2, before=33, dim=16, heads=8, kv_heads=2),
-            Case("windows", [75] * 2, heads=2, kv_heads=2, dim=16, causal=False),
+            Case("prompt", (150,), **small),
+            Case("prompts", (40, 40, 9), **small),
+            Case("prefix", (20, 20), before=33, **small),
+            Case("windows", (75, 75), 0, 2, 2, 64, causal=False, blocks=False),
         ]
     return [
-        *(Case(f"prompt-{count}", [count]) for count in (512, 2016, 4064)),
-        Case("prompts-560", [560] * 7 + [176]),
-        Case("prefix-2048", [64] * 64, before=2048),
-        *(Case(f"windows-{n}", [1500] * n, heads=20, kv_heads=20, dim=64, causal=False) for n in (16, 1)),
+        *(Case(f"prompt-{count}", (count,)) for count in (512, 2016, 4064)),
+        Case("prompts-560", (560,) * 7 + (176,)),
+        Case("prefix-2048", (64,) * 64, before=2048),
+        Case("wide-2016", (2016,), 0, 8, 4, 256),
+        Case("texts", (128,) * 32, 0, 16, 8, 128, blocks=False),
+        *(Case(f"windows-{n}", (1500,) * n, 0, 20, 20, 64, causal=False, blocks=False) for n in (16, 1)),
     ]
 
 
 class Tensors:
-    """Of one case. Keys and values stand in blocks, in any order, or as in a merged projection."""
+    """Of one case."""
 
     def __init__(self, case: Case, device: str, dtype: torch.dtype) -> None:
         self.case = case
-        tokens, rows = sum(case.counts), len(case.counts)
-        starts = [0, *accumulate(case.counts)]
-        lengths = [count + case.before for count in case.counts]
+        tokens, befores = sum(case.counts), [case.before] * len(case.counts)
+        self.batch, blocks = lay_out(case.counts, befores, BLOCK, device)
         merged = torch.randn(tokens, case.heads + 2 * case.kv_heads, case.dim, device=device).to(dtype)
         query, self.key, self.value = merged.split([case.heads, case.kv_heads, case.kv_heads], dim=1)
         self.query = query.contiguous()
-        columns = -(-max(lengths) // BLOCK)
-        self.cache = torch.randn(rows * columns, 2, BLOCK, case.kv_heads, case.dim, device=device).to(dtype)
-        send = partial(torch.tensor, dtype=torch.int64, device=device)
-        slots = [row for row, count in enumerate(case.counts) for _ in range(count)]
-        positions = [case.before + i for count in case.counts for i in range(count)]
-        tables = torch.randperm(rows * columns, device=device).view(rows, columns)
-        self.batch = PagedBatch(
-            starts, lengths, BLOCK, tables, send(list(range(rows))), send(starts), send(lengths), send(slots),
-            send(positions),
-        )  # fmt: skip
+        self.cache = torch.randn(blocks, 2, BLOCK, case.kv_heads, case.dim, device=device).to(dtype)
         SdpaAttention().write(self.key, self.value, self.cache, self.batch)
-        self.rows = PackedRows(starts, torch.tensor(starts, dtype=torch.int32, device=device))
+        self.rows = PackedRows(self.batch.starts, self.batch.row_starts.to(torch.int32))
         self.options = AttentionOptions(case.dim**-0.5, causal=case.causal)
 
-    def ours(self, variant: str, form: Form) -> Tensor:
-        out = torch.empty_like(self.query)
-        case, batch = self.case, self.batch
-        if variant in ("described", "ahead"):
-            pack = case.heads // case.kv_heads
-            described = [
-                TensorDescriptor.from_tensor(tensor.flatten(1), [form.tile, case.dim])
-                for tensor in (self.key, self.value)
-            ]
-            programs = len(self.query) // (form.rows // pack) + len(case.counts)
-            _attend_described[(case.kv_heads, programs)](
-                self.query, *described, out, self.rows.row_starts, self.options.scale, len(case.counts), case.heads,
-                pack, case.dim, form.rows, form.tile, case.causal, variant == "ahead",
-                num_warps=form.warps, num_stages=form.stages, maxnreg=form.registers,
-            )  # fmt: skip
-            return out
-        blocks = Blocks(batch.tables, batch.slots, batch.row_lengths, BLOCK)
-        key, value, starts = self.cache[:, 0], self.cache[:, 1], batch.row_starts
-        if variant == "packed":
-            key, value, blocks, starts = self.key, self.value, None, self.rows.row_starts
-        attend_tiles(self.query, key, value, out, starts, blocks, self.options, form)
+    def ours(self, form: Form | None) -> Tensor:
+        out, batch = torch.empty_like(self.query), self.batch
+        if self.case.blocks:
+            blocks = Blocks(batch.tables, batch.slots, batch.row_lengths, BLOCK)
+            key, value = self.cache[:, 0], self.cache[:, 1]
+            attend_tiles(self.query, key, value, out, batch.row_starts, blocks, self.options, form)
+        else:
+            attend_tiles(self.query, self.key, self.value, out, self.rows.row_starts, None, self.options, form)
         return out
 
     def exact(self) -> Tensor:
-        if self.case.causal:
+        if self.case.blocks:
             return SdpaAttention().paged(self.query.float(), self.cache.float(), self.batch, self.options)
         return SdpaAttention().packed(self.query.float(), self.key.float(), self.value.float(), self.rows, self.options)
 
@@ -291,15 +150,18 @@ class Tensors:
         cached = self.cache[batch.tables.flatten()].unflatten(0, batch.tables.shape)  # (rows, columns, 2, block, ...)
         key, value = (cached[:, :, part].flatten(1, 2)[:, :length].flatten(0, 1) for part in (0, 1))
         edges = (batch.row_starts // self.case.counts[0] * length).to(torch.int32)
+        grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+        if not grouped:
+            key, value = repeat_heads(self.query, key), repeat_heads(self.query, value)
         return varlen_attn(
             self.query, key, value, self.rows.row_starts, edges, max(self.case.counts), length,
-            scale=self.options.scale, window_size=(-1, 0), enable_gqa=True,
+            scale=self.options.scale, window_size=(-1, 0), **grouped,
         )  # fmt: skip
 
 
-def list_ours(case: Case) -> list[tuple[str, Form]]:
-    listed = LLM if case.causal else WHISPER
-    return [(variant, form) for variant, form in listed if variant == "blocks" or not case.before]
+def list_ours(case: Case) -> list[tuple[str, Form | None]]:
+    others = [("-".join(map(str, filter(None, form))), form) for form in OTHERS[case.dim]]
+    return [("ours", None), *others]
 
 
 def clock(run: Callable[[], Tensor]) -> float:
@@ -326,16 +188,13 @@ def compile_some(part: int, parts: int) -> None:
     """Compile a share of the kernels, for the card, into Triton's cache."""
     with pretend_card() as card:
         card.compile = True
-        jobs = []
-        for causal in (True, False):
-            case = next(case for case in list_cases(False) if case.causal is causal)
-            jobs += [(case, *ours) for ours in list_ours(case)]
-        for case, variant, form in jobs[part::parts]:
-            small = Case(case.name, [64], 0, case.heads, case.kv_heads, case.dim, case.causal)
+        small = {replace(case, name="", counts=(512,), before=0): None for case in list_cases(False)}
+        jobs = [(case, form) for case in small for _, form in list_ours(case)]
+        for case, form in jobs[part::parts]:
             try:
-                Tensors(small, "cpu", torch.bfloat16).ours(variant, form)
+                Tensors(case, "cpu", torch.bfloat16).ours(form)
             except Exception as error:
-                print(f"{variant} {form}: {type(error).__name__}: {error}", flush=True)
+                print(f"{case} {form}: {type(error).__name__}: {error}", flush=True)
 
 
 def main() -> None:
@@ -362,10 +221,7 @@ def main() -> None:
     for case in list_cases(arguments.tiny):
         tensors = Tensors(case, device, dtype)
         exact = tensors.exact()
-        runs = [
-            (f"{variant} {'-'.join(map(str, filter(None, form)))}", partial(tensors.ours, variant, form))
-            for variant, form in list_ours(case)
-        ]
+        runs = [(name, partial(tensors.ours, form)) for name, form in list_ours(case)]
         if not arguments.tiny:
             runs += tensors.peers()
         for name, run in runs:

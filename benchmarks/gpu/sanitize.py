@@ -7,11 +7,11 @@ TRITON_INTERPRET=1 python benchmarks/gpu/sanitize.py      (without a card)
 from __future__ import annotations
 
 import os
-from itertools import accumulate, product
+from itertools import product
 
 import torch
 
-from polymux.core.compute.attention import AttentionOptions, PagedBatch
+from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.compute.triton.decode import attend_singles
 from polymux.core.compute.triton.draw import draw
@@ -21,30 +21,11 @@ from polymux.core.compute.triton.linear import multiply
 from polymux.core.compute.triton.packed import attend_packed
 from polymux.core.compute.triton.rotary import rotate_heads, rotate_write
 from polymux.core.compute.triton.turn import turn
+from polymux.core.testing.rows import lay_out
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16) if DEVICE == "cuda" else (torch.float32,)
 BLOCK = 16
-
-
-def build_batch(counts: list[int], befores: list[int]) -> tuple[PagedBatch, int]:
-    """Rows that bring `counts` tokens behind so many, each with blocks of its own; and how many blocks there are."""
-    lengths = [count + before for count, before in zip(counts, befores)]
-    columns = -(-max(lengths) // BLOCK)
-    rows = len(counts)
-    order = torch.randperm(rows * columns).view(rows, columns)
-    starts = [0, *accumulate(counts)]
-    slots = [slot for slot, count in enumerate(counts) for _ in range(count)]
-    positions = [before + i for count, before in zip(counts, befores) for i in range(count)]
-
-    def send(numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
-
-    batch = PagedBatch(
-        starts, lengths, BLOCK, order.to(DEVICE), send(list(range(rows))), send(starts), send(lengths), send(slots),
-        send(positions),
-    )  # fmt: skip
-    return batch, rows * columns
 
 
 def run_paged(dtype: torch.dtype, dim: int, options: AttentionOptions) -> None:
@@ -56,7 +37,7 @@ def run_paged(dtype: torch.dtype, dim: int, options: AttentionOptions) -> None:
         ([1] * 12, [65] * 12),
     ):
         counts, befores = map(list, zip(*sorted(zip(counts, befores), key=lambda pair: pair[0] > 1)))
-        batch, blocks = build_batch(counts, befores)
+        batch, blocks = lay_out(counts, befores, BLOCK, DEVICE)
         cache = torch.randn(blocks, 2, BLOCK, 2, dim, device=DEVICE).to(dtype)
         merged = torch.randn(sum(counts), 8, dim, device=DEVICE).to(dtype)
         table = torch.randn(2, 512, dim, device=DEVICE)

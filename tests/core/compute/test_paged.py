@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import accumulate
+from functools import partial
 
 import pytest
 import torch
 
-from polymux.core.compute.attention import AttentionOptions, PagedBatch, RowBounds
+from polymux.core.compute.attention import AttentionOptions, RowBounds
 from polymux.core.compute.sdpa import SdpaAttention
+from polymux.core.testing.rows import lay_out
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +30,6 @@ from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
 from polymux.core.compute.triton.decode import attend_singles  # noqa: E402
 from polymux.core.compute.triton.draw import draw  # noqa: E402
 from polymux.core.compute.triton.linear import multiply  # noqa: E402
-from polymux.core.compute.triton.prefill import attend_chunks  # noqa: E402
 from polymux.core.compute.triton.rotary import rotate_write  # noqa: E402
 
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
@@ -50,29 +50,11 @@ OPTIONS = {
 }
 
 
+build_batch = partial(lay_out, block=BLOCK, device=DEVICE)
+
+
 def send(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
-
-
-def build_batch(counts: list[int], befores: list[int], shared: int = 0) -> tuple[PagedBatch, int]:
-    """Rows that bring `counts` tokens behind so many; the first `shared` blocks are the same in all. Also how many
-    blocks there are."""
-    lengths = [count + before for count, before in zip(counts, befores)]
-    rows, columns = len(counts), -(-max(lengths) // BLOCK)
-    tables = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(1)).view(rows, columns)
-    tables[:, :shared] = tables[0, :shared]
-    batch = PagedBatch(
-        starts=[0, *accumulate(counts)],
-        lengths=lengths,
-        block=BLOCK,
-        tables=tables.to(DEVICE),
-        slots=send(list(range(rows))),
-        row_starts=send([0, *accumulate(counts)]),
-        row_lengths=send(lengths),
-        token_slots=send([slot for slot, count in enumerate(counts) for _ in range(count)]),
-        positions=send([before + i for count, before in zip(counts, befores) for i in range(count)]),
-    )
-    return batch, rows * columns
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -149,21 +131,6 @@ def test_draws_are_greedy_at_temperature_zero_and_tell_what_is_not_finite() -> N
     again, _ = draw(logits[1:2].contiguous(), temperatures, slots, slots[1:2], slots[1:2])
     assert tokens[0] == logits[0].argmax() and finite.tolist() == [True, True, False]
     assert 0 <= int(tokens[1]) < 5000 and tokens[1] == again[0], "a row's draw depends on its neighbours"
-
-
-def test_a_launch_depends_on_bounds_alone() -> None:
-    """What a recorded launch needs: rows of no queries and more queries than rows ask for change nothing."""
-    options = AttentionOptions(0.2)
-    batch, blocks = build_batch([40, 0, 3, 0, 0], [9, 0, 20, 0, 0])
-    cache, query = random(blocks, 2, BLOCK, KV_HEADS, 16), random(200, HEADS, 16)
-    out = torch.full_like(query, 7.0)
-    arguments = (batch.tables, batch.slots, batch.row_starts, batch.row_lengths, BLOCK)
-    attend_chunks(query, cache, *arguments, options, out)
-    real, _ = build_batch([40, 3], [9, 20])
-    real.tables, real.slots = batch.tables, batch.slots[[0, 2]]
-    expected = SdpaAttention().paged(query[:43], cache, real, options)
-    torch.testing.assert_close(out[:43], expected, rtol=1e-4, atol=1e-4)
-    assert (out[43:] == 7.0).all()
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
