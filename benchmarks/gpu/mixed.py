@@ -25,7 +25,7 @@ from tokens import list_backends
 
 from polymux.core.batch.frame import list_frames
 from polymux.core.batch.plan import Grant, Plan
-from polymux.core.batch.sequence import TokenRequest, TokenRow
+from polymux.core.batch.sequence import TokenRequest, TokenRow, token_row
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.device import open_device
@@ -36,8 +36,6 @@ from polymux.core.engine.site import Site, SiteSettings
 STREAMS = 32
 PROFILED = (512, 2048)
 REPEATS = 4
-
-RECORDED = ("recorded_ms", "recorded_host_ms")
 
 KINDS = {
     "attention": ("_attend", "_read", "_join"),
@@ -117,17 +115,41 @@ def record(stage: TokenStage, tell: Callable[[dict[str, Any]], None]) -> None:
     )
 
 
-def replay(stage: TokenStage, tokens: int, streams: int) -> Callable[[], Any] | None:
-    """The recorded launch of a prompt beside streams, from its plan on; None where it goes out kernel by kernel."""
+def lay_out(stage: TokenStage, tokens: int, streams: int) -> Plan:
+    """A prompt beside streams, with blocks of their own."""
     host = JobHost(lambda stage, row: None, lambda stage, row: None)
-    grants = []
+    vocabulary, block = stage.model.shape.vocabulary, stage.cache.units
+    grants, used = [], 0
     for slot, count in enumerate([1] * streams + [tokens - streams]):
-        row = TokenRow(Job(host, str(slot), "chat"), TokenRequest([300] * count, 2))
-        row.slot = slot
+        prompt = [(7 * place + slot) % vocabulary for place in range(count)]
+        row = TokenRow(Job(host, str(slot), "chat"), TokenRequest(prompt, 2))
+        row.slot, row.blocks = slot, list(range(used, used + -(-count // block)))
+        used += len(row.blocks)
         grants.append(Grant(row, 0, count))
-    plan = Plan("decode", grants)
-    frame = None if stage._mixed is None else stage._mixed.choose(plan)
-    return None if frame is None else lambda: stage._replay_mixed(plan, frame, stage._mixed)
+    stage._packer.extend_tables([token_row(grant.row) for grant in grants])
+    return Plan("decode", grants)
+
+
+def replay(stage: TokenStage, tokens: int, streams: int) -> dict[str, Callable[[], Any]]:
+    """The recorded launch of a plan, and how far its logits are from those of kernels that are launched one by one;
+    nothing where it goes out that way anyhow."""
+    plan = lay_out(stage, tokens, streams)
+    graphs = stage._mixed
+    frame = None if graphs is None else graphs.choose(plan)
+    if graphs is None or frame is None:
+        return {}
+
+    def differ() -> float:
+        expected = stage.model.forward(stage._packer.pack(plan)).float()
+        found, *_ = graphs.run(frame, stage._packer.send_frame(frame, plan))
+        return ((found[: len(plan.grants)].float() - expected).abs().max() / expected.abs().max()).item()
+
+    return {"launch": lambda: stage._replay_mixed(plan, frame, graphs), "differ": differ}
+
+
+def tell_recorded(replayed: dict[str, Callable[[], Any]], tiny: bool) -> dict[str, float]:
+    took, host = clock(replayed["launch"], tiny)
+    return {"recorded_ms": took, "recorded_host_ms": host, "recorded_difference": replayed["differ"]()}
 
 
 def main() -> None:
@@ -165,7 +187,7 @@ def main() -> None:
                         "ms": took,
                         "host_ms": host,
                         "us_a_token": 1e3 * took / tokens,
-                        **(dict(zip(RECORDED, clock(replayed, args.tiny))) if replayed else {}),
+                        **(tell_recorded(replayed, args.tiny) if replayed else {}),
                     }
                 )
         for tokens in sizes[:1] if args.tiny else PROFILED:
