@@ -72,6 +72,11 @@ def run_server(
     return 128 + server.stopped_by if server.stopped_by else 0
 
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than clients keep theirs (httpx 5, others 60). Who closes first must
+not be the server, or a request that is just being sent is lost."""
+
+
 class Server(uvicorn.Server):
     """Runs the service beside the application. Signals are handled from before the first model is loaded."""
 
@@ -93,6 +98,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 ws_max_size=MAX_FRAME,
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=max(1, round(gateway.settings.finish_seconds)),
             )
         )
