@@ -104,7 +104,7 @@ check)
     smoke "$([ -n "$tiny" ] && echo 560 || echo 75)"
     ;;
 tokens)
-    [ -n "$tiny" ] || smoke 45 llama qwen3 gemma3 moe csm
+    [ -n "$tiny" ] || smoke 60 llama qwen3 gemma3 moe csm
     step tokens 300 "$PYTHON" benchmarks/gpu/tokens.py A C B --models qwen3-0.6b qwen3-8b \
         --out "$results" --table "$OUT/table.md" --trace "$OUT" $tiny
     step mixed 70 "$PYTHON" benchmarks/gpu/mixed.py --model qwen3-8b --out "$OUT/mixed.jsonl" $tiny
@@ -115,11 +115,11 @@ tokens)
     step csm 80 "$PYTHON" benchmarks/gpu/speech.py csm --seconds 60 --out "$OUT/csm.jsonl" $tiny
     ;;
 speech)
-    [ -n "$tiny" ] || smoke 45 vits csm
+    [ -n "$tiny" ] || smoke 60 vits csm
     step speech 240 "$PYTHON" benchmarks/gpu/speech.py vits csm --out "$results" $tiny
     ;;
 heard)
-    [ -n "$tiny" ] || smoke 45 whisper
+    [ -n "$tiny" ] || smoke 60 whisper
     step windows 90 "$PYTHON" benchmarks/gpu/recognition.py --out "$results" $tiny
     step sockets 90 "$PYTHON" benchmarks/gpu/realtime.py --out "$results" $tiny
     step guesses 90 "$PYTHON" benchmarks/gpu/recognition.py --speculation --out "$results" $tiny
@@ -131,7 +131,7 @@ where)
     step recognition 60 "$PYTHON" benchmarks/gpu/recognition.py --runs 1 --profile "$OUT/recognition.profile" $tiny
     ;;
 served)
-    [ -n "$tiny" ] || smoke 45 qwen3 embedder
+    [ -n "$tiny" ] || smoke 60 qwen3 embedder
     step online 330 "$PYTHON" benchmarks/gpu/online.py --model qwen3-8b --starts 2 --out "$results" $tiny
     for model in minilm-l6 qwen3-embedding-0.6b; do
         step "$model" 90 "$PYTHON" benchmarks/gpu/embeddings.py --model $model --out "$results" $tiny
