@@ -19,20 +19,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import multiprocessing
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from trials import Trials
 
 from polymux.core.compute.attention import AttentionOptions, PackedRows
 from polymux.core.compute.packed.backends import CudnnAttention, Fa3Attention, VarlenAttention, repeat_heads
@@ -42,7 +40,6 @@ from polymux.core.testing.card import pretend_card
 from polymux.core.testing.rows import lay_out
 
 BLOCK = 16
-TIMES, LAUNCHES = 3, 8
 
 OTHERS = {
     256: [Form(64, 32, 8, 2, 128), Form(128, 64, 8, 2)],
@@ -164,26 +161,6 @@ def list_ours(case: Case) -> list[tuple[str, Form | None]]:
     return [("ours", None), *others]
 
 
-def clock(run: Callable[[], Tensor]) -> float:
-    """Milliseconds of one launch of several in a row, the host's own time left out where it can be recorded."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            run()
-    graph.replay()
-    best = float("inf")
-    for _ in range(TIMES):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / LAUNCHES)
-    return best
-
-
 def compile_some(part: int, parts: int) -> None:
     """Compile a share of the kernels, for the card, into Triton's cache."""
     with pretend_card() as card:
@@ -204,42 +181,23 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=45.0, help="seconds after which nothing more is begun")
     parser.add_argument("--processes", type=int, default=12, help="that compile")
     arguments = parser.parse_args()
-    began = time.perf_counter()
-
-    def tell(line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
-        if arguments.out is not None:
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
+    trials = Trials(arguments.out, arguments.tiny, arguments.limit)
     device, dtype = ("cpu", torch.float32) if arguments.tiny else ("cuda", torch.bfloat16)
     if not arguments.tiny:
         parts = arguments.processes
         with ProcessPoolExecutor(parts, mp_context=multiprocessing.get_context("spawn")) as pool:
             list(pool.map(compile_some, range(parts), [parts] * parts))
-        tell({"compiled_s": round(time.perf_counter() - began, 1), "hardware": torch.cuda.get_device_name()})
+        trials.tell(compiled_s=round(trials.seconds, 1), hardware=torch.cuda.get_device_name())
     for case in list_cases(arguments.tiny):
         tensors = Tensors(case, device, dtype)
         exact = tensors.exact()
         runs = [(name, partial(tensors.ours, form)) for name, form in list_ours(case)]
         if not arguments.tiny:
             runs += tensors.peers()
-        for name, run in runs:
-            if time.perf_counter() - began > arguments.limit:
-                tell({"case": case.name, "form": name, "error": "no time left"})
-                continue
-            line: dict[str, Any] = {"case": case.name, "form": name}
-            try:
-                error = (run().float() - exact).norm() / exact.norm()
-                line["error"] = float(error)
-                if not arguments.tiny:
-                    line["ms"] = clock(run)
-                    line["tflops"] = round(case.flops / line["ms"] / 1e9, 1)
-            except Exception as error:
-                line["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-            tell(line)
+        flops = case.flops
+        trials.run(case.name, runs, exact, lambda ms: {"ms": ms, "tflops": round(flops / ms / 1e9, 1)})  # noqa: B023
         del tensors, exact
-    tell({"seconds": round(time.perf_counter() - began, 1)})
+    trials.tell(seconds=round(trials.seconds, 1))
 
 
 if __name__ == "__main__":

@@ -15,20 +15,18 @@ With TRITON_INTERPRET=1 and --tiny: small rows on the CPU, to see that it runs.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from attention import clock
 from torch import Tensor
+from trials import Trials
 
 from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton import decode
@@ -209,14 +207,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds after which nothing more is begun")
     args = parser.parse_args()
-    began = time.perf_counter()
-
-    def tell(line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
-        if args.out is not None:
-            with args.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
+    trials = Trials(args.out, args.tiny, args.limit)
     device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
     for case in list_cases(args.tiny):
         tensors = Tensors(case, device, dtype)
@@ -224,21 +215,13 @@ def main() -> None:
         runs: list[tuple[str, Callable[[], Tensor]]] = [("now", tensors.now)]
         if not case.shared:
             runs += [(f"ahead {'-'.join(map(str, form))}", partial(tensors.ahead, form)) for form in FORMS]
-        for name, run in runs:
-            if time.perf_counter() - began > args.limit:
-                tell({"case": case.name, "form": name, "failed": "no time left"})
-                continue
-            line: dict[str, Any] = {"case": case.name, "form": name}
-            try:
-                line["error"] = float((run().float() - exact).norm() / exact.norm())
-                if not args.tiny:
-                    line["us"] = round(1e3 * clock(run), 1)
-                    line["share_percent"] = round(100 * case.bytes / RATE * 1e6 / line["us"], 1)
-            except Exception as error:
-                line["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-            tell(line)
+        floor = case.bytes / RATE * 1e3
+        trials.run(
+            case.name, runs, exact,
+            lambda ms: {"us": round(1e3 * ms, 1), "share_percent": round(100 * floor / ms, 1)},  # noqa: B023
+        )  # fmt: skip
         del tensors, exact
-    tell({"seconds": round(time.perf_counter() - began, 1)})
+    trials.tell(seconds=round(trials.seconds, 1))
 
 
 if __name__ == "__main__":
