@@ -125,10 +125,11 @@ heard)
     step guesses 90 "$PYTHON" benchmarks/gpu/recognition.py --speculation --out "$results" $tiny
     ;;
 where)
+    step recognition 60 "$PYTHON" benchmarks/gpu/recognition.py --runs 1 --profile "$OUT/recognition.profile" $tiny
+    step reading 60 "$PYTHON" benchmarks/gpu/reading.py --out "$OUT/reading.jsonl" $tiny
     step decode 60 "$PYTHON" benchmarks/gpu/decode.py --out "$OUT/decode.jsonl" $tiny
     step mixed 70 "$PYTHON" benchmarks/gpu/mixed.py --out "$OUT/mixed.jsonl" $tiny
     step attention 60 "$PYTHON" benchmarks/gpu/attention.py --out "$OUT/attention.jsonl" $tiny
-    step recognition 60 "$PYTHON" benchmarks/gpu/recognition.py --runs 1 --profile "$OUT/recognition.profile" $tiny
     ;;
 served)
     [ -n "$tiny" ] || smoke 60 qwen3 embedder
