@@ -1,11 +1,19 @@
 """Decode attention on a CUDA card: our kernel in several forms, each beside what reading its keys and values must take.
 
-own-256, -128, -64   so many rows of 400 to 680 tokens of their own, 32 query heads on 8 key heads of 128
+own-256, -128, -64   so many rows of 400 to 680 tokens of their own, 32 query heads on 8 key heads of 128, longest first
+as-they-come-256     the same rows in any order
+equal-256            rows of 540
+late-256             rows of 100 to 2,000, longest first
+layers-256           own-256 in a cache of 36 layers whose blocks hold all layers, as the engine's do: every launch
+                     reads another layer, and no two blocks of a layer are near each other
+layers-late-256      late-256 in such a cache
+layers-64-256        layers-256 in blocks of 64 tokens
 prefix-64            64 rows of 70 to 190 tokens behind 2,048 that they have in common
 slabs-64             64 slabs of 1,500 frames, 20 heads of 64: cross-attention
 
 `now` is the kernel that serves. `ahead` knows the blocks of a tile one tile before, and masks the last tile only. A
-form is tile, warps, stages, and how many programs are wanted at least.
+form is tile, warps, stages, how many programs are wanted at least, and what neighbouring programs are: `rows` of one
+head, or `heads` of one row, whose keys lie side by side.
 Microseconds of one layer, the share of the card's copying rate, and how far from the reference in fp32.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/reading.py --out reading.jsonl
@@ -17,10 +25,12 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import triton
@@ -29,7 +39,7 @@ from torch import Tensor
 from trials import Trials
 
 from polymux.core.compute.attention import AttentionOptions
-from polymux.core.compute.triton import decode
+from polymux.core.compute.triton import decode, prefix
 from polymux.core.compute.triton.jit import kernel
 
 RATE = 4.26e12
@@ -40,6 +50,7 @@ class Form(NamedTuple):
     tile: int
     warps: int
     stages: int
+    order: str = "rows"
     programs: int = 1024
 
 
@@ -49,7 +60,10 @@ FORMS = [
     Form(64, 4, 3),
     Form(64, 2, 3),
     Form(32, 2, 4),
-    Form(64, 4, 3, 4096),
+    Form(128, 4, 2, "heads"),
+    Form(64, 4, 2, "heads"),
+    Form(64, 4, 3, "heads"),
+    Form(32, 2, 4, "heads"),
 ]
 
 
@@ -70,10 +84,10 @@ def _fold(peak, total, mixed, q, keys, values, seen, factor, MASKED: tl.constexp
 def _read_ahead(
     query, cache, out, partial, tables, slots, lengths, scale, table_stride, block_stride, value_stride, token_stride,
     head_stride, splits, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, HEADS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    row = tl.program_id(1 if HEADS_FIRST else 0).to(tl.int64)
+    kv_head = tl.program_id(0 if HEADS_FIRST else 1)
     split = tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     length = tl.load(lengths + row).to(tl.int32)
@@ -129,6 +143,7 @@ class Case:
     kv_heads: int = 8
     dim: int = 128
     block: int = 16
+    layers: int = 1
 
     @property
     def bytes(self) -> float:
@@ -140,11 +155,21 @@ def list_cases(tiny: bool) -> list[Case]:
     if tiny:
         return [
             Case("own", [5, 70, 33], heads=4, kv_heads=2, dim=16),
+            Case("layers", [5, 70, 33], heads=4, kv_heads=2, dim=16, layers=3),
             Case("prefix", [3, 20], shared=32, heads=4, kv_heads=2, dim=16),
         ]
+    own = sorted((draw.randint(400, 680) for _ in range(256)), reverse=True)
+    late = sorted((draw.randint(100, 2000) for _ in range(256)), reverse=True)
     return [
+        Case("layers-256", own, layers=36),
+        Case("own-256", own),
+        Case("as-they-come-256", draw.sample(own, 256)),
+        Case("equal-256", [540] * 256),
+        Case("late-256", late),
+        Case("layers-64-256", own, layers=36, block=64),
+        Case("layers-late-256", late, layers=36),
         *(Case(f"own-{rows}", sorted((draw.randint(400, 680) for _ in range(rows)), reverse=True))
-          for rows in (256, 128, 64)),
+          for rows in (128, 64)),
         Case("prefix-64", sorted((draw.randint(70, 190) for _ in range(64)), reverse=True), shared=2048),
         Case("slabs-64", [1500] * 64, heads=20, kv_heads=20, dim=64, block=1500),
     ]  # fmt: skip
@@ -155,23 +180,44 @@ class Tensors:
         self.case = case
         rows = len(case.own)
         lengths = [case.shared + own for own in case.own]
-        columns = -(-max(lengths) // case.block)
-        shape = (rows * columns, 2, case.block, case.kv_heads, case.dim)
-        self.cache = torch.randn(*shape, device=device).to(dtype)
+        counts = [-(-length // case.block) for length in lengths]
+        shape = (sum(counts), case.layers, 2, case.block, case.kv_heads, case.dim)
+        blocks = torch.empty(shape, dtype=dtype, device=device)
+        blocks[:, 0].normal_()
+        blocks[:, 1:] = blocks[:, :1]  # the same, elsewhere
+        self.layers = blocks.unbind(1)
+        self.launches = 0
         self.query = torch.randn(rows, case.heads, case.dim, device=device).to(dtype)
-        self.tables = torch.randperm(rows * columns, device=device).view(rows, columns)
+        self.tables = torch.zeros(rows, max(counts), dtype=torch.int64, device=device)
+        for table, places in zip(self.tables, torch.randperm(sum(counts), device=device).split(counts)):
+            table[: len(places)] = places
         self.tables[:, : case.shared // case.block] = self.tables[:1, : case.shared // case.block]
         self.slots = torch.arange(rows, device=device)
         self.lengths = torch.tensor(lengths, device=device)
-        self.longest = 4096 if case.block == 16 else case.block
+        self.longest = 4096 if case.block < 100 else case.block
         self.shared = torch.tensor([case.shared], device=device) if case.shared else None
         self.options = AttentionOptions(case.dim**-0.5, causal=False)
+
+    @property
+    def cache(self) -> Tensor:
+        """What the next launch reads."""
+        self.launches += 1
+        return self.layers[self.launches % len(self.layers)]
 
     def now(self) -> Tensor:
         return decode.attend_singles(
             self.query, self.cache, self.tables, self.slots, self.lengths, self.case.block, self.longest, self.options,
             self.shared,
         )  # fmt: skip
+
+    def cascade(self, splits: int, stretches: int, beside: bool) -> Tensor:
+        """The kernels that serve a common prefix, cut otherwise: own tokens and prefix into so many parts."""
+        others = {} if beside else {"beside_others": nullcontext, "wait_for_side": lambda device: None}
+        with (
+            mock.patch.multiple(decode, STRETCHES=stretches, choose_splits=lambda *sizes: splits, **others),
+            mock.patch.object(prefix, "STRETCHES", stretches),
+        ):
+            return self.now()
 
     def ahead(self, form: Form) -> Tensor:
         case = self.case
@@ -180,11 +226,13 @@ class Tensors:
             splits *= 2
         out = torch.empty_like(self.query)
         partial = self.query.new_empty(rows, case.heads, splits, case.dim + 2, dtype=torch.float32)
-        _read_ahead[(rows, case.kv_heads, splits)](
-            self.query, self.cache, out, partial, self.tables, self.slots, self.lengths, self.options.scale,
-            self.tables.stride(0), *self.cache.stride()[:4], splits, case.heads, case.kv_heads,
+        heads_first, cache = form.order == "heads", self.cache
+        grid = (case.kv_heads, rows, splits) if heads_first else (rows, case.kv_heads, splits)
+        _read_ahead[grid](
+            self.query, cache, out, partial, self.tables, self.slots, self.lengths, self.options.scale,
+            self.tables.stride(0), *cache.stride()[:4], splits, case.heads, case.kv_heads,
             max(16, triton.next_power_of_2(case.heads // case.kv_heads)), case.dim, case.block, form.tile, splits == 1,
-            num_warps=form.warps, num_stages=form.stages,
+            heads_first, num_warps=form.warps, num_stages=form.stages,
         )  # fmt: skip
         if splits > 1:
             heads, bound = rows * case.heads, 16 if splits <= 16 else 64
@@ -192,9 +240,9 @@ class Tensors:
         return out
 
     def exact(self) -> Tensor:
-        case, parts = self.case, []
+        case, parts, cache = self.case, [], self.cache
         for row, length in enumerate(self.lengths.tolist()):
-            keys, values = self.cache[self.tables[row]].float().transpose(0, 1).flatten(1, 2)[:, :length].unbind(0)
+            keys, values = cache[self.tables[row]].float().transpose(0, 1).flatten(1, 2)[:, :length].unbind(0)
             states = [each.repeat_interleave(case.heads // case.kv_heads, dim=1) for each in (keys, values)]
             weights = torch.einsum("hd,thd->ht", self.query[row].float(), states[0]).mul(self.options.scale).softmax(-1)
             parts.append(torch.einsum("ht,thd->hd", weights, states[1]))
@@ -213,7 +261,11 @@ def main() -> None:
         tensors = Tensors(case, device, dtype)
         exact = tensors.exact()
         runs: list[tuple[str, Callable[[], Tensor]]] = [("now", tensors.now)]
-        if not case.shared:
+        if case.shared:
+            for cut in ((1, 8, True), (2, 8, False), (1, 8, False), (1, 16, True), (1, 4, True), (2, 16, True)):
+                name = "{} own, {} of the prefix, {}".format(*cut[:2], "beside" if cut[2] else "in turn")
+                runs.append((name, partial(tensors.cascade, *cut)))
+        else:
             runs += [(f"ahead {'-'.join(map(str, form))}", partial(tensors.ahead, form)) for form in FORMS]
         floor = case.bytes / RATE * 1e3
         trials.run(
