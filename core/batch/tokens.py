@@ -24,6 +24,7 @@ from polymux.core.batch.speculation import Drafter, list_guessed
 from polymux.core.batch.stage import Outcomes, Stage, Ticket
 from polymux.core.batch.warming import list_mixed, list_sharing
 from polymux.core.cache.blocks import CacheSpec, join_specs, paged_kv
+from polymux.core.compute.ahead import compile_ahead
 from polymux.core.compute.graphs import DecodeGraphs
 from polymux.core.compute.mixed import MixedGraphs
 from polymux.core.compute.rules import LogitRule
@@ -98,6 +99,8 @@ class TokenStage(Stage):
     def warm(self) -> None:
         if self._graphs is not None:
             with part("compile"):
+                compile_ahead(self.rehearse, self._device.torch)
+            with part("rehearsal"):
                 self.rehearse()
             with part("record"), torch.inference_mode():
                 for graphs in self._all_graphs():

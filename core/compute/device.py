@@ -8,6 +8,7 @@ launch-ahead can be tested without an accelerator. Reading early is an error the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,21 @@ class CudaDevice(Device):
 
     def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return send(array, self.torch)
+
+
+def touch_libraries(device: torch.device) -> None:
+    """Have a CUDA device's libraries loaded that every model needs, a second in all: on a thread, while others import.
+
+    What is wrong with them is told by whoever needs them.
+    """
+    with contextlib.suppress(Exception), torch.inference_mode():
+        x = torch.ones(64, 64, dtype=torch.bfloat16, device=device)
+        y = torch.nn.functional.linear(x, torch.cat([x, x]))
+        y = torch.nn.functional.silu(y.float()).to(x.dtype) * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1)
+        heads = y.view(1, 64, 2, 64).transpose(1, 2)
+        torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        torch.nn.functional.embedding(torch.arange(8, device=device), x).sort(dim=-1)
+        torch.cuda.current_stream(device).synchronize()
 
 
 class _LateCopy(HostCopy):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from polymux.core.batch.tokens import TokenModel
 from polymux.core.compute.adapters import AdapterFiles, AdapterSet
@@ -15,6 +16,7 @@ from polymux.core.compute.decoder import TransformersDecoder, read_shape
 from polymux.core.compute.fast import accelerate
 from polymux.core.compute.fast.body import accelerate_body
 from polymux.core.compute.quantization import Quantizer, find_quantization, quantize_model
+from polymux.core.compute.weights import Reading
 from polymux.core.errors import ConfigError, ModelError
 from polymux.core.stopwatch import part
 
@@ -31,11 +33,12 @@ def load_decoder(
     positions: int | None = None,
     quantizers: Sequence[Quantizer] = (),
     adapters: Sequence[AdapterFiles] = (),
+    reading: Reading | None = None,
 ) -> TokenModel:
     """A decoder from a model folder, on the fast tier where its structure allows.
 
     `quantization` replaces the linear layers by a format of `quantizers` or of core ("int8": weights in 8 bits, on a
-    CPU); it needs the fast tier. `adapters` are served beside the model.
+    CPU); it needs the fast tier. `adapters` are served beside the model. `reading` is what was begun of the weights.
     Raises `ModelError` when the architecture cannot be served, `ConfigError` for a wrong option.
     """
     check_tier(tier)
@@ -46,9 +49,7 @@ def load_decoder(
     read_shape(config, dtype)
     try:
         with part("weights"):
-            # straight to a card, without a copy of all in between
-            placed = {"device_map": device} if device.type == "cuda" else {}
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **placed)
+            model = _read_model(folder, config, dtype, device, reading)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load a language model from {folder}: {error}") from error
     with part("weights"):
@@ -59,6 +60,17 @@ def load_decoder(
     if served is not None:
         reference.adapt(served)
     return reference
+
+
+def _read_model(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, reading: Reading | None
+) -> torch.nn.Module:
+    # straight to a card, without a copy of all in between
+    placed = {"device_map": device} if device.type == "cuda" else {}
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if reading is None or not isinstance(kind, type):
+        return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **placed)
+    return kind.from_pretrained(None, config=config, dtype=dtype, state_dict=reading.take(), **placed)
 
 
 def prepare_body(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from polymux.core.compute.device import Device, open_device
+from polymux.core.compute.device import Device, open_device, touch_libraries
 from polymux.core.engine.defaults import choose_settings
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
@@ -42,6 +43,8 @@ def load(spec: EngineSpec) -> tuple[Loop, Ready]:
         device = open_device(spec.device)
         settings = choose_settings(device.torch, [Path(model.folder) for model in spec.models], spec.settings)
         site = open_site(plugins, device, read_settings(settings))
+    if device.torch.type == "cuda":
+        threading.Thread(target=touch_libraries, args=(device.torch,), name="libraries", daemon=True).start()
     opened = now()
     shared = {"process": own - began, "imports": imported - own, "plugins and device": opened - imported}
     programs: dict[str, Program] = {}

@@ -17,6 +17,7 @@ from polymux.core.cache.holding import Holding
 from polymux.core.cache.prefix import root_digest
 from polymux.core.compute.dtype import read_dtype
 from polymux.core.compute.load import load_decoder
+from polymux.core.compute.weights import Reading
 from polymux.core.engine.job import Job
 from polymux.core.engine.site import Site
 from polymux.core.errors import ContextTooLong, InternalError, InvalidRequest
@@ -143,7 +144,10 @@ class GenerationProgram(Program):
         return row
 
 
-def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
+def load_generation(
+    files: ModelFiles, site: Site, options: Mapping[str, Any], reading: Reading | None = None
+) -> Program:
+    """The program of a model's folder; `reading` is what was begun of its weights."""
     adapters = open_adapters(options.get("adapters", {}))
     decoder = load_decoder(
         files.folder,
@@ -153,6 +157,7 @@ def load_generation(files: ModelFiles, site: Site, options: Mapping[str, Any]) -
         quantization=options.get("quantization"),
         quantizers=site.quantizers,
         adapters=adapters,
+        reading=reading,
     )
     with part("tokenizer"):
         grammars = GrammarStage(Grammars(Tokenizer.load(files), decoder.shape.vocabulary), site)

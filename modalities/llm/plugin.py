@@ -45,10 +45,13 @@ class TextGeneration(Pipeline):
         return GenerateFront.load(files, options)
 
     def load(self, files: ModelFiles, site: Site, options: Mapping[str, Any]) -> Program:
-        with part("imports of the model"), importing():
+        from polymux.core.compute.weights import read_ahead
+
+        reading = read_ahead(files.folder, site.device.torch)
+        with part("imports of the model"), importing():  # transformers: the weights are there before it is
             from polymux.core.generation.program import load_generation
 
-        return load_generation(files, site, options)
+        return load_generation(files, site, options, reading)
 
 
 class TextEmbedding(Pipeline):

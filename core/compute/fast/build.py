@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polymux.core.batch.tokens import TokenBatch, TokenModel, TokenShape
 from polymux.core.cache.blocks import CacheSpec
 from polymux.core.compute.adapters import AdapterSet
+from polymux.core.compute.ahead import compile_ahead
 from polymux.core.compute.attention import AttentionOptions, PackedContext
 from polymux.core.compute.body import TransformersBody
 from polymux.core.compute.decoder import TransformersDecoder, read_shape
@@ -86,6 +87,7 @@ Run = Callable[[TokenBatch], Tensor]
 
 def _prove(model: nn.Module, run: Run, sketch: _Sketch, rebuilt: Run) -> None:
     with torch.inference_mode():
+        compile_ahead(lambda: rebuilt(sketch.batch), device_of(model))
         found = rebuilt(sketch.batch).float()
     prove(model, lambda: run(sketch.batch), sketch.expected, found)
 

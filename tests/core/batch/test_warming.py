@@ -27,6 +27,7 @@ from polymux.core.compute.decoder import TransformersDecoder
 from polymux.core.compute.drawer import SlotDrawer
 from polymux.core.compute.fast import FastDecoder, accelerate, build
 from polymux.core.compute.graphs import size_ladder
+from polymux.core.compute.triton.ahead import compiling_ahead
 from polymux.core.compute.triton.attention import TritonAttention
 from polymux.core.compute.triton.operations import TritonOperations
 from polymux.core.engine.site import Site, SiteSettings
@@ -153,6 +154,15 @@ def test_every_kernel_that_serving_needs_is_compiled_before(loaded: tuple[TokenS
     late = sorted(f"{name}: {variant}" for name, variant in card.variants - ready)
     assert not late, "\n".join(late)
     assert len(ready) < 60
+
+
+def test_what_is_compiled_ahead_is_all_that_the_rehearsal_launches(loaded: tuple[TokenStage, Card]) -> None:
+    stage, card = loaded
+    with compiling_ahead(torch.device("cpu")):
+        stage.rehearse()
+    ahead = set(card.variants)
+    stage.rehearse()
+    assert card.variants == ahead
 
 
 @pytest.mark.parametrize("longest", [1, 17, 448, 2048])

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from polymux.core.engine.child import Child
 from polymux.core.engine.load import load, read_settings
 from polymux.core.engine.spec import EngineSpec, ModelSpec
 from polymux.core.engine.supervisor import EngineProcess
 from polymux.core.engine.wire import pack, unpack
 from polymux.core.errors import ConfigError, ModelError
+from polymux.core.stopwatch import begin, begun, now
 from polymux.core.vocabulary import Ended, Output, Submit
 
 PLUGIN = """
@@ -76,11 +78,17 @@ def spec(tmp_path: Path) -> EngineSpec:
 @pytest.mark.slow
 def test_a_plugin_in_a_folder_serves_from_an_engine_process(spec: EngineSpec) -> None:
     async def go() -> None:
-        engine = EngineProcess(spec)
+        begin()
+        child = Child()
+        engine = EngineProcess(spec, first=child)
         await engine.start()
         try:
             await engine.wait_ready()
+            whole = now() - begun()
+            assert engine.pid == child.pid
             assert engine.models["loud"].items() >= {"mark": "!!"}.items()
+            named = sum(engine.models["loud"]["start_seconds"].values())
+            assert named == pytest.approx(whole, rel=0.05, abs=0.3)
             assert engine.models["loud"]["load_seconds"] >= 0
             stream = engine.submit(Submit("j", "loud", "shout", pack(Shout("what a day"))))
             events = [event async for event in stream]
