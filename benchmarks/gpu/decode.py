@@ -22,6 +22,7 @@ from mixed import finish, name_kind
 from shapes import build_model, shrink
 from tokens import Load, build_loop, send
 
+from polymux.core.compute.graphs import PATIENCE
 from polymux.core.engine.loop import Loop
 from polymux.core.vocabulary import Tokens
 
@@ -69,7 +70,7 @@ def measure(loop: Loop, rows: int, prompt: int, common: int, tiny: bool) -> dict
     while len(speaking) < rows:
         loop.step()
         speaking |= {report.job for report in loop.take_reports() if isinstance(report, Tokens)}
-    run_steps(loop, STEPS)
+    run_steps(loop, PATIENCE + 1)  # then what such a load wants is recorded
     finish(tiny)
     step_us = run_steps(loop, STEPS)
     spent = profile_steps(loop, tiny)

@@ -57,8 +57,8 @@ def _read(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     length = tl.load(lengths + row)
@@ -190,7 +190,8 @@ def attend_singles(
     if shared is not None:  # bound by latency, and the rows' own keys by bandwidth: both at once
         with beside_others(query.device):
             attend_prefix(query, cache, tables, slots, shared, block, options, partial)
-    _read[(rows, kv_heads, splits)](
+    # programs start in this order: a row's heads, whose keys lie side by side, and the first rows first in all heads
+    _read[(kv_heads, rows, splits)](
         query,
         cache,
         out,
