@@ -3,7 +3,8 @@
 A folder with random weights of the shape is written to the local disk and served by `polymux serve` in a process of
 its own; prompts are token ids, so that lengths are exact. Arrivals are Poisson and open-loop, lengths uniform between
 half and one and a half times their mean; the load and the peer's figures are those of vLLM 0.26.0's own server on the
-same kind of card, measured on another day.
+same kind of card, measured on another day, and the arrivals are the very same. At each rate but the first of a length,
+the first half of the prompts have been seen at the rate before, as they had been by the peer.
 
 With --starts 2 the server is started twice: without compiled kernels, then with those of the first time.
 --starts-only ends there.
@@ -73,14 +74,20 @@ async def complete(port: int, prompt: list[int], tokens: int) -> Stream:
 async def load(
     port: int, rate: float, prompt: int, count: int, words: int = 20_000, answer: int = ANSWER
 ) -> tuple[list[Stream], float]:
-    """Streams of `count` requests, with token ids up to `words`; and how long it took."""
-    draw = random.Random(0)
+    """Streams of `count` requests, with token ids up to `words`; and how long it took.
+
+    Lengths, ids and arrivals are drawn in the order in which they were when the peer was measured: both see the same
+    bursts. What is a request's own comes from its number alone: a rate's first requests are those of the rate before.
+    """
+    clock = random.Random(0)
     tasks = []
     begin = time.perf_counter()
     for _ in range(count):
-        ids = [draw.randint(min(300, words - 20), words) for _ in range(draw.randint(prompt // 2, prompt * 3 // 2))]
-        tasks.append(asyncio.create_task(complete(port, ids, draw.randint(answer // 2, answer * 3 // 2))))
-        await asyncio.sleep(draw.expovariate(rate))
+        draw = random.Random(clock.random())
+        length, asked = draw.randint(prompt // 2, prompt * 3 // 2), draw.randint(answer // 2, answer * 3 // 2)
+        ids = [draw.randint(min(10, words - 20), words) for _ in range(length)]
+        tasks.append(asyncio.create_task(complete(port, ids, asked)))
+        await asyncio.sleep(clock.expovariate(rate))
     return await asyncio.gather(*tasks), time.perf_counter() - begin
 
 
