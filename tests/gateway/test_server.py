@@ -159,3 +159,16 @@ def test_signals(signals: list[int], wait: str, status: int) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.slow
+async def test_a_connection_that_was_idle_for_longer_than_servers_use_to_wait_is_still_served(
+    service: FakeService, serving: Any
+) -> None:
+    """uvicorn closes after 5 s by itself, which is when clients send again: what was just being sent was lost."""
+    limits = httpx.Limits(keepalive_expiry=60)
+    async with serving(service) as running, httpx.AsyncClient(base_url=running.url, limits=limits) as client:
+        opened = [(await client.get("/livez")).extensions["network_stream"].get_extra_info("client_addr")]
+        await asyncio.sleep(6.0)
+        opened.append((await client.get("/livez")).extensions["network_stream"].get_extra_info("client_addr"))
+    assert opened[0] == opened[1]
