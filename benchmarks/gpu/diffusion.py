@@ -12,7 +12,8 @@ projections, our own kernels between the products, nothing compiled; the default
 blocks fused by the compiler; the default for all others), each also as a recorded `graph`. `kernels` has variants:
 activation in a step of its own, text and picture on one stream, a single block's two halves projected together.
 `parts` says where a pass spends its time.
-Prints a JSON line for each, and appends it to `--out`. A form that fails says so and the others go on.
+Cases run in the order given, ours before the peer. Prints a JSON line for each form as soon as it is known, and
+appends it to `--out`. A form that fails says so and the others go on. `--forms` is a pattern of those wanted.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/diffusion.py --out diffusion.jsonl [--tiny] [CASE ...]
 """
@@ -123,40 +124,51 @@ def flux_peer(model: Any, batch: DenoiseBatch) -> Callable[[], Any]:
     return lambda: model(**inputs)
 
 
-def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
-    transformer = bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
-    batches = {
-        "flux-1024": flux_batch(bench, 1024, 1),
-        "flux-512": flux_batch(bench, 512, 1),
-        "flux-512x8": flux_batch(bench, 512, 8),
-    }
-    wanted = {name: batch for name, batch in batches.items() if name in cases}
-    alone = [name for name in wanted if name != "flux-512x8"]
-    if not bench.tiny:
-        transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    for name in alone:
-        form = "diffusers" if bench.tiny else "diffusers compiled"
-        bench.form(name, form, flux_peer(transformer, batches[name]))
-        bench.parts(name, form, flux_peer(transformer, batches[name]))
-    bench.free()
+def run_flux(bench: Bench, cases: list[str], autotune: bool) -> None:
+    sides = {"flux-1024": (1024, 1), "flux-512": (512, 1), "flux-512x8": (512, 8)}
+    wanted = {name: flux_batch(bench, *sides[name]) for name in cases if name in sides}
     if bench.kernels:
-        transformer = run_kernels(bench, cases, wanted, transformer)
-    model = flux.FluxDenoiser(transformer)
-    blocks = model.merge()
+        run_kernels(bench, cases, wanted)
+    if bench.wants("compiled"):
+        run_compiled_flux(bench, wanted, autotune)
     if "engine" in cases and not bench.kernels:
-        run_engine(bench, model)
+        run_engine(bench, make_flux(bench)[1])
+    form = "diffusers" if bench.tiny else "diffusers compiled"
+    alone = [name for name in wanted if name != "flux-512x8"]
+    if alone and bench.wants(form):
+        transformer = make_flux(bench)[0]
+        if not bench.tiny:
+            transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+        for name in alone:
+            bench.form(name, form, flux_peer(transformer, wanted[name]))
+            bench.parts(name, form, flux_peer(transformer, wanted[name]))
+
+
+def make_flux(bench: Bench) -> tuple[Any, flux.FluxDenoiser]:
+    """A transformer, and as a denoiser. What merges takes its weights."""
+    bench.free()
+    transformer = bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
+    return transformer, flux.FluxDenoiser(transformer)
+
+
+def run_compiled_flux(bench: Bench, wanted: dict[str, DenoiseBatch], autotune: bool) -> None:
+    """The merged blocks, fused by the compiler: for one shape, for any, and with its own matrix products."""
+    _, model = make_flux(bench)
+    blocks = model.merge()
     if not bench.tiny:
         compile_blocks(blocks, dynamic=False)
     for name, batch in wanted.items():
         run_forms(bench, name, "compiled", model, batch)
-    if not bench.tiny:  # as it is served: shapes come as they come
-        bench.free()
+    if bench.tiny:
+        return
+    if bench.wants("compiled for any shape"):  # as it is served: shapes come as they come
+        torch._dynamo.reset()
         compile_blocks(blocks)
         for name, batch in wanted.items():
             run = lambda batch=batch: model.forward(batch)  # noqa: E731
             bench.form(name, "compiled for any shape", run, share_of(name, batch))
-    if autotune and not bench.tiny:
-        bench.free()
+    if autotune:
+        torch._dynamo.reset()
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
         for name, batch in wanted.items():
@@ -164,12 +176,12 @@ def run_flux(bench: Bench, cases: set[str], autotune: bool) -> None:
             bench.form(name, "compiled, autotuned", run, share_of(name, batch))
 
 
-def run_kernels(bench: Bench, cases: set[str], wanted: dict[str, DenoiseBatch], transformer: Any) -> Any:
-    """Our kernels and their variants, and the engine with them. Gives a new transformer: these take the weights."""
+def run_kernels(bench: Bench, cases: list[str], wanted: dict[str, DenoiseBatch]) -> None:
+    """Our kernels and their variants, and the engine with them."""
     from polymux.modalities.diffusion.flux_kernels import KernelSteps
 
     steps = KernelSteps()
-    model = flux.FluxDenoiser(transformer)
+    _, model = make_flux(bench)
     model.merge(steps=steps)
     for name, batch in wanted.items():
         run_forms(bench, name, "kernels", model, batch)
@@ -181,13 +193,12 @@ def run_kernels(bench: Bench, cases: set[str], wanted: dict[str, DenoiseBatch], 
         setattr(steps, setting, True)
     if "engine" in cases:
         run_engine(bench, model)
-    bench.free()
-    model = flux.FluxDenoiser(bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux))
-    model.merge(steps=KernelSteps(split=False))  # the weights lie otherwise
-    for name, batch in wanted.items():
-        run_forms(bench, name, "kernels, halves together", model, batch)
-    bench.free()
-    return bench.build(lambda: FluxTransformer2DModel(**FLUX), tiny_flux)
+    del model
+    if bench.wants("kernels, halves together"):
+        _, model = make_flux(bench)
+        model.merge(steps=KernelSteps(split=False))  # the weights lie otherwise
+        for name, batch in wanted.items():
+            run_forms(bench, name, "kernels, halves together", model, batch)
 
 
 def run_products(bench: Bench) -> None:
@@ -249,32 +260,42 @@ def run_engine(bench: Bench, model: BlockModel) -> None:
 # ---- Wan, SDXL ----
 
 
-def run_wan(bench: Bench) -> None:
+def make_wan(bench: Bench) -> Any:
+    bench.free()
     transformer = bench.build(lambda: WanTransformer3DModel(**WAN), lambda: tiny_wan(4))
     if not bench.tiny:  # drawn on meta, its tables are nothing
         transformer.rope = type(transformer.rope)(128, (1, 2, 2), 1024).to(bench.device)
         transformer.rope.float()
-    model = wan.WanDenoiser([transformer])
+    return transformer
+
+
+def run_wan(bench: Bench) -> None:
     shape, text, dim = ((4, 3, 4, 6), 7, 32) if bench.tiny else ((16, 21, 60, 104), 512, 4096)
     batch = DenoiseBatch(
         bench.normal(1, *shape, dtype=torch.float32),
         torch.full((1,), 900.0, device=bench.device),
         [{encoders.PROMPT: bench.normal(text, dim)}],
     )
-    inputs = {
-        "hidden_states": batch.latents.to(bench.dtype),
-        "timestep": batch.timesteps,
-        "encoder_hidden_states": batch.conditions[0][encoders.PROMPT][None],
-        "return_dict": False,
-    }
-    if not bench.tiny:
-        transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    bench.form("wan-480p", "diffusers" if bench.tiny else "diffusers compiled", lambda: transformer(**inputs))
-    bench.free()
-    blocks = model.merge()
-    if not bench.tiny:
-        compile_blocks(blocks, dynamic=False)
-    run_forms(bench, "wan-480p", "compiled", model, batch)
+    if bench.wants("compiled"):
+        model = wan.WanDenoiser([make_wan(bench)])
+        blocks = model.merge()
+        if not bench.tiny:
+            compile_blocks(blocks, dynamic=False)
+        run_forms(bench, "wan-480p", "compiled", model, batch)
+        del model, blocks
+    form = "diffusers" if bench.tiny else "diffusers compiled"
+    if bench.wants(form):
+        transformer = make_wan(bench)
+        inputs = {
+            "hidden_states": batch.latents.to(bench.dtype),
+            "timestep": batch.timesteps,
+            "encoder_hidden_states": batch.conditions[0][encoders.PROMPT][None],
+            "return_dict": False,
+        }
+        if not bench.tiny:
+            transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+        bench.form("wan-480p", form, lambda: transformer(**inputs))
+        bench.parts("wan-480p", form, lambda: transformer(**inputs))
 
 
 def run_sdxl(bench: Bench) -> None:
@@ -292,18 +313,20 @@ def run_sdxl(bench: Bench) -> None:
     batch = DenoiseBatch(
         bench.normal(2, 4, side, side, dtype=torch.float32), torch.full((2,), 500.0, device=bench.device), conditions
     )
-    bench.form("sdxl", "eager", lambda: model.forward(batch))
     blocks = model.merge()
     run_forms(bench, "sdxl", "merged", model, batch)
     transformers = [block for block in blocks if isinstance(block, BasicTransformerBlock)]
-    if not bench.tiny:  # each kind by itself: what compiling it gains, and what it costs at the start
-        compile_blocks(transformers, dynamic=False)
-    run_forms(bench, "sdxl", "transformer blocks compiled", model, batch)
-    if not bench.tiny:
-        compile_blocks([block for block in blocks if block not in transformers], dynamic=False)
-    run_forms(bench, "sdxl", "compiled", model, batch)
-    if bench.tiny:
+    if bench.wants("transformer blocks compiled"):
+        if not bench.tiny:  # each kind by itself: what compiling it gains, and what it costs at the start
+            compile_blocks(transformers, dynamic=False)
+        run_forms(bench, "sdxl", "transformer blocks compiled", model, batch)
+    if bench.wants("compiled"):
+        if not bench.tiny:
+            compile_blocks([block for block in blocks if block not in transformers], dynamic=False)
+        run_forms(bench, "sdxl", "compiled", model, batch)
+    if bench.tiny or not bench.wants("diffusers compiled"):
         return
+    del model, blocks, transformers
     bench.free()
     network = bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))
     network.to(memory_format=torch.channels_last).compile(fullgraph=True)
@@ -341,24 +364,31 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=names, help=f"of {', '.join(names)}")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true", help="on the CPU, with tiny models: checks the script")
-    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timed passes, a form")
+    parser.add_argument("--forms", default="", help="a pattern of those that are measured")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no form begins")
     parser.add_argument("--autotune", action="store_true", help="also the compiler's own matrix products: minutes")
     arguments = parser.parse_args()
-    cases = set(arguments.cases)
     torch._dynamo.config.recompile_limit = 64
-    bench = Bench(arguments.out, arguments.tiny, arguments.times, TARGETS, PEERS)
-    if "attention" in cases:
-        run_attention(bench)
-    if "products" in cases:
-        run_products(bench)
-    if cases & {"flux-1024", "flux-512", "flux-512x8", "engine"}:
-        run_flux(bench, cases, arguments.autotune)
+    bench = Bench(arguments.out, arguments.tiny, arguments.seconds, TARGETS, PEERS, arguments.forms, arguments.limit)
+    cases = list(dict.fromkeys(arguments.cases))
+    if unknown := set(cases) - set(names):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    of_flux = [case for case in cases if case.startswith("flux") or case == "engine"]
+    for case in cases:
+        if case in of_flux and case != of_flux[0]:
+            continue  # they share a model: all in the first one's place
+        if case in of_flux:
+            run_flux(bench, of_flux, arguments.autotune)
+        elif case == "wan-480p":
+            run_wan(bench)
+        elif case == "sdxl":
+            run_sdxl(bench)
+        elif case == "attention":
+            run_attention(bench)
+        else:
+            run_products(bench)
         bench.free()
-    if "wan-480p" in cases:
-        run_wan(bench)
-        bench.free()
-    if "sdxl" in cases:
-        run_sdxl(bench)
 
 
 if __name__ == "__main__":

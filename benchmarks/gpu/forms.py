@@ -30,16 +30,27 @@ class Bench:
     """Where figures go, and what they are measured on."""
 
     def __init__(
-        self, out: Path | None, tiny: bool, times: int, targets: dict[str, float], peers: dict[str, float]
+        self,
+        out: Path | None,
+        tiny: bool,
+        seconds: float,
+        targets: dict[str, float],
+        peers: dict[str, float],
+        wanted: str = "",
+        limit: float = float("inf"),
     ) -> None:
-        """`targets` and `peers`: milliseconds by case, to stand beside what is measured."""
+        """`seconds`: for the timed passes of one form (three passes at least, twenty at most). `targets` and `peers`:
+        milliseconds by case, to stand beside what is measured. `wanted`: a pattern of the forms that are measured.
+        `limit`: seconds after which no form begins."""
         self.targets = targets
         self.peers = peers
         self.out = out
         self.tiny = tiny
         self.kernels = not tiny or os.environ.get("TRITON_INTERPRET") == "1"
         """Whether our kernels can run."""
-        self.times = 1 if tiny else times
+        self.seconds = seconds
+        self.pattern = re.compile(wanted)
+        self.end = time.perf_counter() + limit
         self.device = torch.device("cpu" if tiny else "cuda")
         self.dtype = torch.float32 if tiny else torch.bfloat16
         self.hardware = "CPU" if tiny else torch.cuda.get_device_name()
@@ -54,23 +65,33 @@ class Bench:
             with self.out.open("a") as file:
                 file.write(text + "\n")
 
+    def wants(self, *names: str) -> bool:
+        """Whether one of these forms is measured, so that what it needs is worth building."""
+        return time.perf_counter() < self.end and any(map(self.pattern.search, names))
+
     def form(self, case: str, name: str, run: Callable[[], Any], share: int = 1, than: float | None = None) -> float:
         """Time one form: first pass (with what it compiles), then milliseconds a picture over some passes, which are
-        returned (0 after an error). `than`: milliseconds of what it is compared with."""
+        returned (0 after an error, or if it is not wanted). `than`: milliseconds of what it is compared with."""
+        if not self.wants(name):
+            return 0.0
         try:
             with torch.inference_mode():
                 begin = time.perf_counter()
                 run()
                 self.wait()
                 first = time.perf_counter() - begin
-                for _ in range(0 if self.tiny else 5):  # also lets a replay record
+                for _ in range(0 if self.tiny else 3):  # also lets a replay record
                     run()
                 self.wait()
                 begin = time.perf_counter()
-                for _ in range(self.times):
+                run()
+                self.wait()
+                times = 1 if self.tiny else min(20, max(3, int(self.seconds / (time.perf_counter() - begin))))
+                begin = time.perf_counter()
+                for _ in range(times):
                     run()
                 self.wait()
-            ms = (time.perf_counter() - begin) * 1e3 / self.times / share
+            ms = (time.perf_counter() - begin) * 1e3 / times / share
             peak = 0.0 if self.tiny else torch.cuda.max_memory_allocated() / 2**30
             faster = round(than / ms, 2) if than else None
             self.tell(case, name, ms=round(ms, 2), faster=faster, first_s=round(first, 1), peak_gib=round(peak, 1))
@@ -82,6 +103,8 @@ class Bench:
 
     def parts(self, case: str, name: str, run: Callable[[], Any], share: int = 1) -> None:
         """Where the device's time goes in one pass, by kind of kernel and by the slowest ones."""
+        if not self.wants(f"{name}: parts"):
+            return
         kind = ProfilerActivity.CPU if self.tiny else ProfilerActivity.CUDA
         try:
             with torch.inference_mode(), profile(activities=[kind]) as profiled:
