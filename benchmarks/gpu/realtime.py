@@ -6,6 +6,7 @@ up: the figures are the streams that did, and how late first words and last word
 
 PYTHONPATH=benchmarks python benchmarks/gpu/realtime.py --out benchmarks/results/RESULTS.jsonl
 PYTHONPATH=benchmarks python benchmarks/gpu/realtime.py --tiny
+PYTHONPATH=benchmarks python benchmarks/gpu/realtime.py --simulate   # 200 sockets on a card that is not there
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import numpy as np
 import torch
 from ledger import record
 from recognition import LARGE, TINY, TOKENS, build_model
+from simulation import Clock
+from tally import Tallies
 from torch import Tensor
 
 from polymux.core.batch.oneshot import OneShotStage
+from polymux.core.batch.plan import Plan
 from polymux.core.batch.tokens import TokenStage
-from polymux.core.compute.device import Device, open_device
+from polymux.core.compute.device import Device, LaggedCpu, open_device
 from polymux.core.compute.rules import LogitRule
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
@@ -36,8 +40,9 @@ from polymux.modalities.asr.activity import Network, SpeechDetector, open_activi
 from polymux.modalities.asr.alignment import Aligner, choose_heads, open_alignment
 from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.hearing import Hearing
+from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import AlignAtt, Hypothesis
-from polymux.modalities.asr.program import HEAD_START_MS, TranscriptionProgram
+from polymux.modalities.asr.program import HEAD_START_MS, LOOKS_ON_CARD, TranscriptionProgram
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork, Written
@@ -91,7 +96,7 @@ class Steady(AlignAtt):
 
 def build_loop(args: argparse.Namespace) -> Loop:
     if args.tiny:
-        device, backends = Device(), ()
+        device, backends = LaggedCpu() if args.simulate else Device(), ()
     else:
         from polymux.core.compute.triton.attention import TritonAttention
 
@@ -101,13 +106,16 @@ def build_loop(args: argparse.Namespace) -> Loop:
     settings = SiteSettings(max_rows=2 * args.streams, max_units=4096, cache_bytes=args.cache << 30, slice_ms=20.0)
     site = Site(device, settings, backends)
     encoder, decoder = split_whisper(model)
+    if args.simulate:
+        encoder.forward = lambda items, slabs: [None] * len(items)  # nobody reads what it heard
     encode = OneShotStage(
         "encode", encoder, site, max_units=args.together, max_rows=args.together, head_start_ms=HEAD_START_MS
     )
     decode = TokenStage("decode", decoder, site)
     heads = choose_heads(None if args.tiny else HEADS, shape["decoder_layers"], shape["decoder_attention_heads"])
     align = open_alignment(Aligner(decoder, heads, site), site)
-    desk = Desk(encode, decode, TOKENS, "random", encoder.frames, lambda: Steady(lambda token: True), align)
+    pens = Pens(args.looks)
+    desk = Desk(encode, decode, TOKENS, "random", encoder.frames, lambda: Steady(lambda token: True), align, pens)
     desk.rules = desk.first_rules = (Forced(),)
     network = Network()
     with torch.no_grad():
@@ -115,6 +123,30 @@ def build_loop(args: argparse.Namespace) -> Loop:
     activity = open_activity(SpeechDetector(network, site.device.torch), site)
     hearing = Hearing(encode, decode, TOKENS, "random", align=align)
     return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples, desk)})
+
+
+def price_activity(plan: Plan) -> tuple[float, float]:
+    return 3.0 + 0.02 * len(plan.grants), 1.0
+
+
+def price_encode(plan: Plan) -> tuple[float, float]:
+    windows = sum(grant.row.item.frames for grant in plan.grants) / 1500
+    return 9.0 + 0.3 * len(plan.grants), 3.0 + 5.5 * windows
+
+
+def price_decode(plan: Plan) -> tuple[float, float]:
+    """Recorded where all rows take a single step."""
+    if all(grant.count == 1 for grant in plan.grants):
+        return 1.0, 2.0 + 0.07 * len(plan.grants)
+    return 11.0 + 0.03 * len(plan.grants), 5.0 + 0.07 * len(plan.grants) + 0.02 * plan.units
+
+
+def price_align(plan: Plan) -> tuple[float, float]:
+    return 11.0 + 0.15 * len(plan.grants), 5.0 + 0.2 * len(plan.grants)
+
+
+PRICES = {"activity": price_activity, "encode": price_encode, "decode": price_decode, "align": price_align}
+"""As they were found on a large card, of a large-v3 shape."""
 
 
 def say(what: str) -> None:
@@ -127,6 +159,7 @@ class Streams:
     def __init__(self, loop: Loop, count: int, seconds: float, spread: float = UTTERANCE / 10) -> None:
         """Streams begin one after the other within `spread` seconds."""
         self.loop = loop
+        self.tallies = Tallies(loop)
         self.count = count
         self.first: list[float] = []
         """Seconds from the beginning of each utterance to its first words."""
@@ -160,7 +193,7 @@ class Streams:
             now = time.perf_counter() - start
             if now >= told + 2.0:
                 told = now
-                say(self._describe(now))
+                say(self._describe(now) + "\n" + self.tallies.describe())
             self._watch(now, start)
             while place < len(self._due) and self._due[place][0] <= now:
                 self.behind = max(self.behind, now - self._due[place][0])
@@ -225,17 +258,26 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=18.0)
     parser.add_argument("--together", type=int, default=16, help="windows of one encoder pass")
+    parser.add_argument("--looks", type=int, default=LOOKS_ON_CARD, help="at once, beside last words")
     parser.add_argument("--cache", type=int, default=64, help="GiB")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
+    parser.add_argument("--simulate", action="store_true", help="that shape, by the clock of a card that is not there")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.tiny:
+    clock = Clock()
+    if args.simulate:
+        clock.install()
+        clock.sleep(STARTED - clock.now())
+        args.tiny, args.cache, args.out = True, 4, None
+    elif args.tiny:
         args.streams, args.seconds, args.cache = 3, 12.0, 2
     scribe.UNSURE = -float("inf")  # random weights are sure of nothing
     gc.collect()
     gc.freeze()
     say("imported")
     loop = build_loop(args)
+    if args.simulate:
+        clock.simulate(loop, PRICES)
     say("the model is there")
     for stage in loop.programs["whisper"].stages:
         stage.warm()
@@ -264,6 +306,8 @@ def main() -> None:
         if args.out:
             hardware = "CPU" if args.tiny else torch.cuda.get_device_name()
             record("realtime", metric, float(value), unit, hardware=hardware, results=args.out)
+    for name, tally in streams.tallies.found.items():
+        print(f"{name}: {tally}", flush=True)
     print(f"the sender was at most {streams.behind:.2f} s late; {len(last)} utterances", flush=True)
 
 

@@ -140,6 +140,11 @@ class Job:
             await self._posted
         return self._inbox.popleft()
 
+    @property
+    def posted(self) -> bool:
+        """Whether a message is there already: `receive` does not wait then."""
+        return bool(self._inbox)
+
     # ---- for the loop ----
 
     def post(self, body: msgspec.Raw) -> None:

@@ -102,21 +102,46 @@ class SpeechDetector(OneShotModel):
 
     def forward(self, items: list[Any], slabs: list[Tensor]) -> list[Tensor]:
         counts = [item.frames for item in items]
-        # each frame with the samples before it
-        frames = torch.cat([send(item.samples, self._device).unfold(0, CONTEXT + FRAME, FRAME) for item in items])
+        frames = send(lay_frames(items, counts), self._device)
         states = send(np.stack([item.state for item in items], axis=1), self._device)
-        hidden = self.network.encode(frames)
-        if len(items) == 1:
-            outputs, (last, cell) = self.network.lstm(hidden[None], (states[:1], states[1:]))
-        else:
-            padded = nn.utils.rnn.pad_sequence(list(hidden.split(counts)), batch_first=True)
-            packed = pack_padded_sequence(padded, torch.tensor(counts), batch_first=True, enforce_sorted=False)
-            outputs, (last, cell) = self.network.lstm(packed, (states[:1], states[1:]))
-            outputs, _ = pad_packed_sequence(outputs, batch_first=True)
-        heard = torch.cat([output[:count] for output, count in zip(outputs, counts)])
-        after = torch.cat([last[0], cell[0]], dim=1)
-        judged = self.network.judge(heard).split(counts)
-        return [torch.cat([probabilities, state]) for probabilities, state in zip(judged, after)]
+        heard, after = self._remember(self.network.encode(frames), states, counts)
+        # one tensor, of which each item has a piece: what is done item by item costs more than the pass
+        sizes = [count + states[:, 0].numel() for count in counts]
+        judged = np.repeat(states[:, 0].numel() * np.arange(len(items)), counts) + np.arange(sum(counts))
+        flat = heard.new_empty(sum(sizes))
+        flat[send(judged, self._device)] = self.network.judge(heard)
+        kept = np.cumsum(sizes)[:, None] - states[:, 0].numel() + np.arange(states[:, 0].numel())
+        flat[send(kept, self._device)] = after
+        return list(flat.split(sizes))
+
+    def _remember(self, hidden: Tensor, states: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+        """(frames, WIDTH) of all items, end to end, through the recurrent layer from `states` (2, items, WIDTH): the
+        same again, and each item's state after it, flat."""
+        begins = (states[:1], states[1:])
+        if min(counts) == max(counts):
+            outputs, (last, cell) = self.network.lstm(hidden.unflatten(0, (len(counts), -1)), begins)
+            return outputs.flatten(0, 1), torch.cat([last[0], cell[0]], dim=1)
+        longest = max(counts)
+        starts = np.cumsum(counts) - counts
+        places = np.arange(sum(counts)) + np.repeat(longest * np.arange(len(counts)) - starts, counts)
+        there = send(places, self._device)
+        padded = hidden.new_zeros(len(counts) * longest, WIDTH).index_copy(0, there, hidden)
+        padded = padded.unflatten(0, (len(counts), longest))
+        packed = pack_padded_sequence(padded, torch.tensor(counts), batch_first=True, enforce_sorted=False)
+        outputs, (last, cell) = self.network.lstm(packed, begins)
+        outputs, _ = pad_packed_sequence(outputs, batch_first=True)
+        return outputs.flatten(0, 1)[there], torch.cat([last[0], cell[0]], dim=1)
+
+
+def lay_frames(items: list[Passage], counts: list[int]) -> np.ndarray:
+    """(frames, CONTEXT + FRAME) float32: each frame with the samples before it, of all passages, in order."""
+    frames = np.empty((sum(counts), CONTEXT + FRAME), np.float32)
+    end = 0
+    for item, count in zip(items, counts):
+        start, end = end, end + count
+        frames[start:end, :CONTEXT] = item.samples[:-CONTEXT].reshape(count, FRAME)[:, :CONTEXT]
+        frames[start:end, CONTEXT:] = item.samples[CONTEXT:].reshape(count, FRAME)
+    return frames
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -40,6 +40,8 @@ LEAST = RATE // 10
 """Samples that are worth a commit."""
 BACKLOG = 60 * RATE
 """Samples that may wait to be written down before hearing pauses."""
+TOGETHER = 2 * RATE
+"""Samples that may be heard at once, where so much is there already."""
 QUIET = RATE * 3 // 20
 """Samples of silence after which an utterance may be over: longer than most gaps between words."""
 RECENT = RATE
@@ -65,11 +67,13 @@ class Dictation:
         self._scribe: Scribe | None = None
         """Of the current utterance."""
         self._writing: deque[tuple[Scribe, Signal]] = deque()
+        self._following: ListenMessage | ListenWork | None = None
+        """What came behind sound that was heard at once."""
         self._tune(work)
 
     async def run(self) -> None:
         while True:
-            match unpack(await self._job.receive(), ListenMessage | ListenWork):  # type: ignore[type-var]
+            match await self._receive():
                 case Hear(samples=samples):
                     await self._hear(samples)
                 case Commit():
@@ -86,6 +90,24 @@ class Dictation:
             await self._writing.popleft()[1]
 
     # ---- messages ----
+
+    async def _receive(self) -> ListenMessage | ListenWork:
+        """The next message. Sound that came meanwhile is one: who is late catches up in one pass, not in many."""
+        message, self._following = self._following or await self._unpack(), None
+        if not isinstance(message, Hear):
+            return message
+        pieces, count = [message.samples], len(message.samples)
+        while self._job.posted and count < TOGETHER:
+            following = await self._unpack()
+            if not isinstance(following, Hear):
+                self._following = following
+                break
+            pieces.append(following.samples)
+            count += len(following.samples)
+        return Hear(np.concatenate(pieces)) if len(pieces) > 1 else message
+
+    async def _unpack(self) -> ListenMessage | ListenWork:
+        return unpack(await self._job.receive(), ListenMessage | ListenWork)  # type: ignore[type-var]
 
     async def _hear(self, samples: np.ndarray) -> None:
         await self._wait_for_scribes()

@@ -60,6 +60,8 @@ weights for one and for all. Some seventy windows of a large model."""
 
 LOOKS = 1
 """Looks at once on a CPU, beside those that are last words."""
+LOOKS_ON_CARD = 16
+"""And on a card."""
 
 ENGLISH = "en"
 
@@ -181,5 +183,14 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
         ),
         open_activity(SpeechDetector.load(device), site),
         encoder.samples,
-        Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align, Pens(LOOKS if alone else None)),
+        Desk(
+            encode,
+            decode,
+            tokens,
+            files.reference,
+            encoder.frames,
+            policy,
+            align,
+            Pens(LOOKS if alone else LOOKS_ON_CARD),
+        ),
     )

@@ -73,13 +73,10 @@ class Utterance:
     def take(self, longest: int) -> np.ndarray | None:
         """What nothing is added to: the rest of a complete utterance, or up to `longest` samples of a long one, cut
         at a pause. None while there is none."""
-        held = self.read()
-        if len(held) > longest:
-            count = find_pause(held[:longest])
-        elif self.complete:
-            count = len(held)
-        else:
+        if self._held <= longest and not self.complete:
             return None
+        held = self.read()
+        count = find_pause(held[:longest]) if len(held) > longest else len(held)
         self._keep(held[count:])
         self.cut += count
         return held[:count]
