@@ -3,6 +3,8 @@
 busy           share of the run in which some kernel ran
 recorded step  one launch of a recorded graph: its kernels, and microseconds from the first to the last of them
 host waits     share of the run that the host spent in synchronising calls; the rest it was busy itself
+idle           stretches in which no kernel ran, those of one kind together: between which kernels, how long after the
+               card fell idle the next was launched (as good as all of it: the host was late), and what the host did
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ KINDS = {
 
 LISTED = 40
 
+IDLE_US, IDLES = 300.0, 24
+"""Stretches without a kernel that are told one by one: from this long on, the longest so many."""
+
 
 def sort_out(name: str) -> str:
     lower = name.lower()
@@ -78,6 +83,8 @@ def tell(events: list[dict[str, Any]], cuda: bool) -> str:
         f"{(end - start) / 1e3:.1f} ms from the first kernel to the last, {len(kernels)} kernels, "
         f"busy {_busy(kernels) / (end - start):.1%}; host waits {waits / (end - start):.1%}",
         *_tell_steps(kernels, calls),
+        "",
+        *_tell_idle(kernels, events),
         "",
     ]
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -131,3 +138,54 @@ def _busy(kernels: list[dict[str, Any]]) -> float:
         busy += max(end - max(event["ts"], until), 0.0)
         until = max(until, end)
     return busy
+
+
+def _tell_idle(kernels: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    """Where no kernel ran: how much of it in stretches of which length, and the long ones in order of time."""
+    launched: dict[int, float] = {}
+    for event in events:
+        number = event.get("args", {}).get("correlation")
+        if number is not None and event.get("cat") in ("cuda_runtime", "cuda_driver"):
+            launched[number] = min(event["ts"], launched.get(number, event["ts"]))
+    parts = [event for event in events if event.get("cat") == "user_annotation"]
+    gaps: list[tuple[float, float, dict[str, Any], dict[str, Any]]] = []
+    last = kernels[0]
+    until = last["ts"] + last["dur"]
+    for event in kernels[1:]:
+        if event["ts"] > until:
+            gaps.append((until, event["ts"], last, event))
+        if event["ts"] + event["dur"] > until:
+            last, until = event, event["ts"] + event["dur"]
+    lines = []
+    for low, high in ((0.0, 5.0), (5.0, 30.0), (30.0, IDLE_US), (IDLE_US, float("inf"))):
+        found = [end - start for start, end, _, _ in gaps if low <= end - start < high]
+        lines.append(f"idle {sum(found) / 1e3:9.2f} ms in {len(found)} stretches of {low:.0f} to {high:.0f} us")
+    long = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:IDLES]
+    for start, end, before, after in sorted(
+        (gap for gap in long if gap[1] - gap[0] >= IDLE_US), key=lambda gap: gap[0]
+    ):
+        late = launched.get(after.get("args", {}).get("correlation"), start) - start
+        did = Counter[str]()
+        for event in parts:
+            did[event["name"]] += max(0.0, min(end, event["ts"] + event["dur"]) - max(start, event["ts"]))
+        host = ", ".join(f"{name} {took / 1e3:.2f}" for name, took in did.most_common(5) if took > 20)
+        lines.append(
+            f"idle {(end - start) / 1e3:7.2f} ms at {(start - kernels[0]['ts']) / 1e3:7.1f}, next launched after "
+            f"{late / 1e3:.2f}: {before['name'][:40]} -> {after['name'][:40]}; host: {host}"
+        )
+    # which part of the work the kernels that begin late belong to, however short the waits are
+    starts = sorted(parts, key=lambda part: part["ts"])
+    shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for start, end, _, after in gaps:
+        at = launched.get(after.get("args", {}).get("correlation"))
+        within = [part["name"] for part in starts if at is not None and part["ts"] <= at <= part["ts"] + part["dur"]]
+        share = shares[within[-1] if within else "elsewhere"]
+        share[0] += end - start
+        share[1] += 1
+    for name, (took, count) in sorted(shares.items(), key=lambda item: -item[1][0])[:10]:
+        lines.append(f"idle {took / 1e3:9.2f} ms in {count:.0f} stretches before kernels of {name}")
+    took = Counter[str]()
+    for part in parts:
+        took[part["name"]] += part["dur"]
+    lines += [f"host {spent / 1e3:9.2f} ms in {name}" for name, spent in took.most_common(16)]
+    return lines

@@ -215,12 +215,33 @@ def explain(args: argparse.Namespace, loop: Loop) -> None:
         return transcribe(loop, [rng.normal(0, 0.1, 30 * RATE).astype(np.float32) for _ in range(windows)])
 
     parts = [explain_encoder(args, loop)]
+    mark(loop)
     for windows in args.windows:
         first, second = run(windows), run(windows)
         parts.append(f"==== {windows} windows: {first:.2f} s at first, then {second:.3f} s; under the profiler")
         print(parts[-1], flush=True)
         parts.append(profile(lambda windows=windows: run(windows)))
         args.profile.write_text("\n".join(parts))
+
+
+def mark(loop: Loop) -> None:
+    """What the host does bears names in the profile: each stage's launches and collections, and what the loop does."""
+
+    def wrap(owner: object, method: str, name: str) -> None:
+        call = getattr(owner, method)
+
+        def marked(*given: object, **named: object) -> object:
+            with torch.profiler.record_function(name):
+                return call(*given, **named)
+
+        setattr(owner, method, marked)
+
+    for stage in loop.programs["whisper"].stages:
+        wrap(stage, "launch", f"launch {stage.name}")
+        wrap(stage, "collect", f"collect {stage.name}")
+    wrap(loop, "_resume", "programs")
+    wrap(loop, "handle", "commands")
+    wrap(loop.scheduler, "plan", "plan")
 
 
 def explain_encoder(args: argparse.Namespace, loop: Loop) -> str:
