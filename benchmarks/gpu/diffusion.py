@@ -276,6 +276,13 @@ def run_wan(bench: Bench) -> None:
         torch.full((1,), 900.0, device=bench.device),
         [{encoders.PROMPT: bench.normal(text, dim)}],
     )
+    if bench.kernels and bench.wants("kernels"):
+        from polymux.modalities.diffusion.flux_kernels import KernelSteps
+
+        model = wan.WanDenoiser([make_wan(bench)])
+        model.merge(steps=KernelSteps())
+        run_forms(bench, "wan-480p", "kernels", model, batch)
+        del model
     if bench.wants("compiled"):
         model = wan.WanDenoiser([make_wan(bench)])
         blocks = model.merge()

@@ -23,7 +23,7 @@ HEADS_TOGETHER = 8
 
 @triton.jit
 def _normalise(
-    hidden, more, gate, shift, scale, summed, out, tokens, stride, eps,
+    hidden, more, gate, shift, scale, summed, out, tokens, gate_stride, stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -32,7 +32,7 @@ def _normalise(
     mask = columns < WIDTH
     value = tl.load(hidden + token * WIDTH + columns, mask, other=0.0).to(tl.float32)
     if ADD:
-        factor = tl.load(gate + row * stride + columns, mask, other=0.0).to(tl.float32)
+        factor = tl.load(gate + row * gate_stride + columns, mask, other=0.0).to(tl.float32)
         value += factor * tl.load(more + token * WIDTH + columns, mask, other=0.0).to(tl.float32)
         rounded = value.to(summed.dtype.element_ty)
         tl.store(summed + token * WIDTH + columns, rounded, mask)
@@ -146,16 +146,16 @@ class KernelSteps(Steps):
             text.record_stream(torch.cuda.current_stream())
             self._parted = False  # a graph may not wait for a stream that had no part in it
 
-    def normalise(self, hidden: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        return self._normalise(hidden, None, shift, shift, scale)[1]
+    def normalise(self, hidden: Tensor, shift: Tensor, scale: Tensor, eps: float = EPS) -> Tensor:
+        return self._normalise(hidden, None, shift, shift, scale, eps)[1]
 
     def add_normalise(
-        self, hidden: Tensor, more: Tensor, gate: Tensor, shift: Tensor, scale: Tensor
+        self, hidden: Tensor, more: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, eps: float = EPS
     ) -> tuple[Tensor, Tensor]:
-        return self._normalise(hidden, more, gate, shift, scale)
+        return self._normalise(hidden, more, gate, shift, scale, eps)
 
     def _normalise(
-        self, hidden: Tensor, more: Tensor | None, gate: Tensor, shift: Tensor, scale: Tensor
+        self, hidden: Tensor, more: Tensor | None, gate: Tensor, shift: Tensor, scale: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         hidden = hidden.contiguous()
         rows, tokens, width = hidden.shape
@@ -164,7 +164,8 @@ class KernelSteps(Steps):
         block = triton.next_power_of_2(width)
         _normalise[(rows * tokens,)](
             hidden, hidden if more is None else more.contiguous(), gate, shift, scale, summed, out, tokens,
-            shift.stride(0), EPS, width, block, more is not None, num_warps=min(16, max(1, block // 512)),
+            gate.stride(0), shift.stride(0), eps, width, block, more is not None,
+            num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip
         return summed, out
 

@@ -12,6 +12,7 @@ from polymux.core.batch.denoiser import BlockModel, DenoiseModel, Wrap, keep_lay
 from polymux.core.errors import ConfigError
 from polymux.modalities.diffusion.flux import FluxDenoiser
 from polymux.modalities.diffusion.merged import compile_blocks
+from polymux.modalities.diffusion.wan import WanDenoiser
 
 
 def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], wrap: Wrap = keep_layer) -> None:
@@ -23,7 +24,7 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], 
     Raises `ConfigError`.
     """
     able = device.type == "cuda" and find_spec("triton") is not None
-    own = isinstance(model, FluxDenoiser) and model.fits_kernels
+    own = isinstance(model, FluxDenoiser | WanDenoiser) and model.fits_kernels
     kernels = options.get("kernels", able and own and "compile" not in options)
     compiled, graphs = options.get("compile", able and not kernels), options.get("graphs", False)
     if not all(isinstance(each, bool) for each in (kernels, compiled, graphs)):
@@ -32,11 +33,12 @@ def tune(model: DenoiseModel, device: torch.device, options: Mapping[str, Any], 
         raise ConfigError("graphs are recorded on CUDA only", param="graphs")
     if kernels and (compiled or not (able and own)):
         raise ConfigError(
-            "kernels are for FLUX (heads of a power of two) on CUDA, and stand in for compile", param="kernels"
+            "kernels are for FLUX (heads of a power of two) and Wan from text, on CUDA, and stand in for compile",
+            param="kernels",
         )
     if not isinstance(model, BlockModel):
         return
-    if kernels and isinstance(model, FluxDenoiser):
+    if kernels and isinstance(model, FluxDenoiser | WanDenoiser):
         from polymux.modalities.diffusion.flux_kernels import KernelSteps  # needs triton
 
         model.merge(wrap, KernelSteps(split=wrap is keep_layer))  # an adapter changes a layer as a whole

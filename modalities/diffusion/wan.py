@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import WanTransformer3DModel
@@ -15,6 +15,9 @@ from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, Wrap,
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.modalities.diffusion.encoders import PROMPT
 from polymux.modalities.diffusion.merged import MergedWan, halve_rotary, modulate
+
+if TYPE_CHECKING:
+    from polymux.modalities.diffusion.flux_kernels import KernelSteps
 
 FIRST_FRAME = "first frame"
 """Condition of models that start from a picture: which latent frames are given, and their latents,
@@ -54,12 +57,29 @@ class WanDenoiser(BlockModel):
         self._merged = False
         self._rotary = lru_cache(GRIDS)(self._make_rotary)
 
-    def merge(self, wrap: Wrap = keep_layer) -> list[torch.nn.Module]:
-        """Take the blocks' weights into merged ones, and give those. Only of models that make clips of a text alone."""
-        if self.experts[0].config.image_dim is not None or self.experts[0].config.added_kv_proj_dim is not None:
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether our kernels can run its blocks: of a model that makes clips of a text alone, with all its norms."""
+        config = self.experts[0].config
+        return self._reads_text_alone and config.cross_attn_norm and config.qk_norm == "rms_norm_across_heads"
+
+    @property
+    def _reads_text_alone(self) -> bool:
+        config = self.experts[0].config
+        return config.image_dim is None and config.added_kv_proj_dim is None
+
+    def merge(self, wrap: Wrap = keep_layer, steps: KernelSteps | None = None) -> list[torch.nn.Module]:
+        """Take the blocks' weights into merged ones, and give those; with `steps`, into ones of our own kernels.
+        Only of models that make clips of a text alone."""
+        if not self._reads_text_alone:
             return []
+        make: Callable[[Any], MergedWan] = lambda block: MergedWan(block, wrap)  # noqa: E731
+        if steps is not None:
+            from polymux.modalities.diffusion.wan_kernels import KernelWan  # needs triton
+
+            make = lambda block: KernelWan(block, steps, wrap)  # noqa: E731
         for place, model in enumerate(self.experts):
-            self._blocks[place] = [MergedWan(block, wrap) for block in self._blocks[place]]
+            self._blocks[place] = [make(block) for block in self._blocks[place]]
             model.blocks = torch.nn.ModuleList()
         self._merged = True
         self._rotary.cache_clear()

@@ -1,4 +1,4 @@
-"""FLUX's kernels against plain torch: on a card, or in Triton's interpreter.
+"""FLUX's and Wan's kernels against plain torch: on a card, or in Triton's interpreter.
 
 TRITON_INTERPRET=1 pytest -m gpu tests/modalities/diffusion/test_flux_kernels.py   (without a card)
 """
@@ -12,7 +12,8 @@ import torch
 
 from polymux.core.batch.denoiser import DenoiseBatch
 from polymux.core.testing.denoising import tiny_flux
-from polymux.modalities.diffusion import flux
+from polymux.core.testing.pipelines import tiny_wan
+from polymux.modalities.diffusion import encoders, flux, wan
 from polymux.modalities.diffusion.merged_flux import TorchSteps
 
 pytestmark = pytest.mark.gpu
@@ -24,6 +25,8 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 pytest.importorskip("triton")
 
 from polymux.modalities.diffusion.flux_kernels import KernelSteps  # noqa: E402
+from polymux.modalities.diffusion.merged import rotate_pairs  # noqa: E402
+from polymux.modalities.diffusion.wan_kernels import turn_whole  # noqa: E402
 
 DTYPES = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 ROWS, HEADS, DIM = 3, 6, 16
@@ -80,6 +83,39 @@ def test_heads_are_normalised_and_turned(dtype: torch.dtype) -> None:
 def test_the_activation_joins_what_attention_gave(dtype: torch.dtype) -> None:
     joined, inner = draw(ROWS, 5, WIDTH, dtype=dtype), draw(ROWS, 5, 7 * WIDTH, dtype=dtype)[..., 3 * WIDTH :]
     assert_near(KernelSteps().join(joined, inner), TorchSteps().join(joined, inner))
+
+
+def test_all_heads_are_normalised_at_once(dtype: torch.dtype) -> None:
+    angles = draw(5, 1, 6, dtype=torch.float32)
+    cos, sin = angles.cos(), angles.sin()
+    weights = draw(2, 36, dtype=dtype)
+    states = draw(ROWS, 5, 3 * 36, dtype=dtype)
+    before = states.clone()
+    turn_whole(states, weights, 1e-6, cos, sin)
+    for part, weight in enumerate(weights):
+        given = before[..., part * 36 :][..., :36].float()
+        normed = torch.nn.functional.rms_norm(given, (36,), weight.float(), 1e-6).unflatten(-1, (3, 12))
+        assert_near(states[..., part * 36 :][..., :36], rotate_pairs(normed, cos, sin).flatten(2).to(dtype))
+    assert torch.equal(states[..., 72:], before[..., 72:]), "values stay as they are"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_clip_is_predicted_the_same(rows: int) -> None:
+    torch.manual_seed(3)
+    conditions = [{encoders.PROMPT: torch.randn(7, 32).to(DEVICE)} for _ in range(rows)]
+    latents = torch.randn(rows, 4, 3, 4, 6).to(DEVICE)
+    batch = DenoiseBatch(latents, torch.linspace(900, 20, rows, device=DEVICE), conditions)
+    transformer = tiny_wan(4)
+    for name, parameter in transformer.named_parameters():
+        if "norm" in name:  # whose weights are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, 0.8, 0.3)
+    model = wan.WanDenoiser([transformer.to(DEVICE)])
+    with torch.inference_mode():
+        before = model.forward(batch)
+        measured = model.modulate(model.embed(batch))
+        model.merge(steps=KernelSteps())
+        torch.testing.assert_close(model.forward(batch), before, atol=5e-5, rtol=1e-3)
+        torch.testing.assert_close(model.modulate(model.embed(batch)), measured)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
