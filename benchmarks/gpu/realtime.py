@@ -42,7 +42,7 @@ from polymux.modalities.asr.desk import Desk
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import AlignAtt, Hypothesis
-from polymux.modalities.asr.program import HEAD_START_MS, LOOKS_ON_CARD, TranscriptionProgram
+from polymux.modalities.asr.program import HEAD_START_MS, LOOKS_ON_CARD, PATIENCE_MS, TranscriptionProgram
 from polymux.modalities.asr.utterances import RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork, Written
@@ -121,6 +121,8 @@ def build_loop(args: argparse.Namespace) -> Loop:
     with torch.no_grad():
         network.final_conv.bias.fill_(20.0)  # whatever is heard is speech
     activity = open_activity(SpeechDetector(network, site.device.torch), site)
+    for stage in (activity, encode, decode, align):
+        stage.patience_ms = args.patience
     hearing = Hearing(encode, decode, TOKENS, "random", align=align)
     return Loop(site, {"whisper": TranscriptionProgram(hearing, activity, encoder.samples, desk)})
 
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=18.0)
     parser.add_argument("--together", type=int, default=16, help="windows of one encoder pass")
     parser.add_argument("--looks", type=int, default=LOOKS_ON_CARD, help="at once, beside last words")
+    parser.add_argument("--patience", type=float, default=PATIENCE_MS, help="ms that new rows wait for company")
     parser.add_argument("--cache", type=int, default=64, help="GiB")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU, to try the script")
     parser.add_argument("--simulate", action="store_true", help="that shape, by the clock of a card that is not there")

@@ -2,7 +2,8 @@
 
 A decode step of a few tokens and a prompt of thousands differ by what every launch reads (the weights), so one price
 per token would be wrong for both: launches of short steps alone teach what a launch costs anyhow, the others what a
-unit of long work adds to it.
+unit of long work adds to it. Stages without short steps (encoders, whose every row is long) tell the two apart by
+launches of different sizes; with a price alone, launches that were cut to one row would seem to allow no more than one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ NEWS = 0.2
 SURPRISE = 3.0
 """A launch that took so many times what was to be expected (a kernel was compiled, a graph recorded) counts as no
 more than that."""
+
+UNKNOWN = 0.5
+"""Of a launch's time, what its work adds: while all launches were of one size, and there are no short steps."""
+
+SPREAD = 0.05
+"""Launches whose sizes deviate by less, as a part of their mean, are of one size."""
 
 TRUSTED = 8
 """Launches after which there is something to expect."""
@@ -27,6 +34,12 @@ class LaunchCost:
         self.price = 0.0
         """Milliseconds that a unit of long work adds."""
         self._launches = 0
+        self._short = False
+        """Whether there are short steps."""
+        self._mean = (0.0, 0.0)
+        """Units and milliseconds of a launch, on average, of late."""
+        self._spread = (0.0, 0.0)
+        """The variance of units, and their covariance with milliseconds."""
 
     def learn(self, long: int, ms: float) -> None:
         """A launch with so many units of long work took `ms`."""
@@ -34,10 +47,31 @@ class LaunchCost:
         if self._launches > TRUSTED and (self.price or not long):
             ms = min(ms, SURPRISE * (self.base + self.price * long))
         if not long:
-            self.base += (ms - self.base) * (NEWS if self.base else 1.0)
+            self.base += (ms - self.base) * (NEWS if self._short else 1.0)
+            units, average = self._mean
+            if not self._short and units:
+                self.price = average / units  # too much, until it is learned: streams must not wait for a guess
+            self._short = True
+        elif not self._short:
+            self._fit(long, ms)
         else:
             price = max(ms - self.base, 0.0) / long
             self.price += (price - self.price) * (NEWS if self.price else 1.0)
+
+    def _fit(self, long: int, ms: float) -> None:
+        """A line through the launches of late: what they cost anyhow, and a unit's price."""
+        news = max(NEWS, 1 / self._launches)
+        units, average = self._mean
+        more, longer = long - units, ms - average
+        self._mean = units, average = units + news * more, average + news * longer
+        variance, covariance = self._spread
+        variance = (1 - news) * (variance + news * more * more)
+        covariance = (1 - news) * (covariance + news * more * longer)
+        self._spread = variance, covariance
+        told = variance > (SPREAD * units) ** 2
+        slope = covariance / variance if told else UNKNOWN * average / units
+        self.price = min(max(slope, 0.0), average / units)
+        self.base = average - self.price * units
 
     def units_within(self, ms: float) -> float:
         """Units of long work that a launch of `ms` has room for; without bound while nothing is known."""

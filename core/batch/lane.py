@@ -83,10 +83,20 @@ class Lane:
             return False
         return bool(self.waiting) or any(self.stage.want(row) for row in self.running)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether all that it could run is new rows, and some more may share their launch if that waits a little."""
+        if not self.waiting or not self.stage.patience_ms:
+            return False
+        oldest = min(row.queued_at for row in self.waiting)
+        if time.monotonic() - oldest >= self.stage.patience_ms / 1e3:
+            return False
+        return sum(map(self.stage.want, self.waiting)) < self.stage.max_units
+
     # ---- plan ----
 
-    def plan(self, slice_ms: float, crowded: bool) -> Plan | None:
-        """The next launch, or None.
+    def plan(self, slice_ms: float, crowded: bool, *, admits: bool = True) -> Plan | None:
+        """The next launch, or None; where it does not admit, of running rows alone.
 
         Its long work is cut to a slice of time when it is `crowded` (another lane wants the device), and when rows
         that take short steps are not outnumbered by the others: a long prompt must not hold up the streams that run.
@@ -97,7 +107,7 @@ class Lane:
         grants: list[Grant] = []
         skipped, budget = self._run(slice_ms, crowded, grants)
         # room that preempted rows make belongs to the rows that needed it
-        if not any(row.again for row in self.retiring) and not (skipped and not grants):
+        if admits and not any(row.again for row in self.retiring) and not (skipped and not grants):
             self._admit(budget, grants)
         if not grants:
             return None

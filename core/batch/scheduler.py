@@ -32,13 +32,19 @@ class Scheduler:
     def enqueue(self, stage: Stage, row: Row) -> None:
         self.lane(stage).enqueue(row)
 
-    def plan(self) -> tuple[Lane, Plan] | None:
-        """The next launch and its lane, or None when nothing can run now."""
+    def plan(self, *, busy: bool = False) -> tuple[Lane, Plan] | None:
+        """The next launch and its lane, or None when nothing can run now, or should while the device is `busy`."""
         runnable = [lane for lane in self.lanes.values() if lane.runnable]
         self._level(runnable)
         crowded = sum(not lane.stage.on_host for lane in runnable) > 1
-        for lane in sorted(runnable, key=lambda lane: lane.virtual_ms - lane.stage.head_start_ms):
-            plan = lane.plan(self.slice_ms, crowded)
+        order = sorted(runnable, key=lambda lane: lane.virtual_ms - lane.stage.head_start_ms)
+        gathering = {lane for lane in order if lane.gathers}
+        for lane in order:
+            plan = lane.plan(self.slice_ms, crowded, admits=lane not in gathering)
+            if plan is not None:
+                return lane, plan
+        for lane in order:  # nobody else uses the device: to wait would save nothing
+            plan = lane.plan(self.slice_ms, crowded) if lane in gathering and not busy else None
             if plan is not None:
                 return lane, plan
         return None

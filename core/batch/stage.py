@@ -74,6 +74,8 @@ class Stage(ABC):
     head_start_ms = 0.0
     """Device time that its lane may have had more than others and still go first: it feeds another stage, and a launch
     of that costs less a row the more rows it has."""
+    patience_ms = 0.0
+    """How long new rows may wait for company while others use the device: what a launch costs anyhow is then shared."""
     indivisible = False
     """What a row wants runs whole: one above the budget runs with what is left of it."""
 

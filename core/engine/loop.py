@@ -131,7 +131,7 @@ class Loop:
         """Plan, launch, collect. True while there is more to do at once."""
         self._expire()
         self._resume()
-        planned = self.scheduler.plan()
+        planned = self.scheduler.plan(busy=bool(self._inflight))
         self._answer()
         if planned is not None:
             self._launch(*planned)

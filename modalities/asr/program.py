@@ -63,6 +63,10 @@ LOOKS = 1
 LOOKS_ON_CARD = 16
 """And on a card."""
 
+PATIENCE_MS = 100.0
+"""That new rows of every stage wait for company on a card that is busy: a launch for one takes as long as for ten, and
+two hundred sockets need some hundred launches a second if each goes by itself."""
+
 ENGLISH = "en"
 
 FORGETFUL = 0.5
@@ -177,11 +181,15 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     policy = choose_policy(tokenizer, aligned=bool(heads) and config["decoder_layers"] == config["encoder_layers"])
     # `spell_by`: the folder of a CTC model, for finer times of words
     speller = Speller.load(Path(options["spell_by"]), tokenizer, site) if options.get("spell_by") else None
+    activity = open_activity(SpeechDetector.load(device), site)
+    if not alone:
+        for stage in (activity, encode, decode, align):
+            stage.patience_ms = PATIENCE_MS
     return TranscriptionProgram(
         Hearing(
             encode, decode, tokens, files.reference, Fallback(tokenizer.decode), align, open_warping(site), speller
         ),
-        open_activity(SpeechDetector.load(device), site),
+        activity,
         encoder.samples,
         Desk(
             encode,

@@ -27,10 +27,29 @@ def test_what_every_launch_costs_is_told_from_the_price() -> None:
     assert learned().units_within(30.0) == pytest.approx(1300)
 
 
-def test_work_without_short_steps_has_a_price_alone() -> None:
+def test_launches_of_one_size_may_be_cheaper_to_enlarge_than_they_seem() -> None:
     cost = LaunchCost()
     cost.learn(4, 40.0)
-    assert cost.units_within(50.0) == 5
+    assert cost.units_within(40.0) == 4
+    assert 5 < cost.units_within(50.0) < 10
+
+
+def test_without_short_steps_sizes_tell_the_price() -> None:
+    cost = LaunchCost()
+    for number in range(60):
+        units = 1 + number % 7
+        cost.learn(units, 9.0 + 1.5 * units)
+    assert cost.price == pytest.approx(1.5)
+    assert cost.base == pytest.approx(9.0)
+
+
+def test_launches_that_were_cut_to_one_row_grow_again() -> None:
+    """A pass of one window takes half of a slice, whatever its size: twenty may share one."""
+    cost, units = LaunchCost(), 1
+    for _ in range(40):
+        cost.learn(units, 10.0 + 0.2 * units)
+        units = max(1, min(20, int(cost.units_within(20.0))))
+    assert units == 20
 
 
 def test_a_long_run_of_short_steps_keeps_the_price() -> None:

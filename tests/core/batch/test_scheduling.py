@@ -111,3 +111,36 @@ def test_what_feeds_another_stage_goes_first_for_a_while() -> None:
         planned[0].charge(10.0, planned[1])
         order.append(planned[0].stage.name)
     assert order == ["encode"] * 3 + ["decode", "encode"] * 3
+
+
+def test_new_rows_wait_for_company_while_others_use_the_device() -> None:
+    """Of a lane with patience: not while nobody else does, not when a launch is full, and not for long."""
+    stages = []
+    for name in ("patient", "steps"):
+        stage = SimulatedStage(max_rows=4, max_units=2, least_units=1, grain=1)
+        stage.name = name
+        stages.append(stage)
+    patient, steps = stages
+    patient.patience_ms, patient.head_start_ms = 1e6, 1e3
+    scheduler = Scheduler(stages, Arena(1 << 16, Device().torch, 1 << 16), SLICE)
+    host = JobHost(scheduler.enqueue, lambda stage, row: None)
+
+    def arrive_at(stage: SimulatedStage) -> SimulatedRow:
+        row = SimulatedRow(Job(host, stage.name, "chat"), Served(Request(0.0, 1, 50)))
+        scheduler.enqueue(stage, row)
+        return row
+
+    def launched(*, busy: bool = False) -> str | None:
+        planned = scheduler.plan(busy=busy)
+        return planned[0].stage.name if planned is not None else None
+
+    arrive_at(patient)
+    assert launched(busy=True) is None, "one launch is out already"
+    arrive_at(steps)
+    assert launched() == "steps"
+    arrive_at(patient)
+    assert launched() == "patient", "its launch is full"
+    late = arrive_at(patient)
+    late.queued_at -= 1e4
+    assert not scheduler.lane(patient).gathers, "it waited long enough"
+    assert launched() == "patient"
