@@ -43,7 +43,7 @@ BLOCK = 16
 
 OTHERS = {
     256: [Form(64, 32, 8, 2, 128), Form(128, 64, 8, 2)],
-    128: [Form(128, 64, 8, 3, 128), Form(128, 32, 8, 3, 128), Form(128, 32, 8, 6, 128), Form(128, 64, 8, 2)],
+    128: [Form(128, 64, 8, 2, 128), Form(128, 32, 8, 3, 128), Form(128, 32, 8, 6, 128), Form(128, 64, 8, 2)],
     64: [Form(128, 64, 8, 2, 128), Form(64, 64, 4, 3)],
 }
 """By the heads' dimension: forms beside the one that the engine chooses."""

@@ -139,9 +139,9 @@ class Lane:
     def _run(self, slice_ms: float, crowded: bool, grants: list[Grant]) -> tuple[bool, int]:
         """Grants for running rows: whether a row was left out because it cannot share the launch, and the units that
         are left for new rows."""
-        least = self.stage.least_units
-        wants = [(row, self.stage.want(row)) for row in self.running]
-        short = [wanted for _, wanted in wants if 0 < wanted < least]
+        least, want = self.stage.least_units, self.stage.want
+        wants = [(row, wanted) for row in self.running if (wanted := want(row)) > 0]
+        short = [wanted for _, wanted in wants if wanted < least]
         long = [wanted for _, wanted in wants if wanted >= least]
         budget = self.stage.max_units
         room = budget - sum(short)
@@ -159,7 +159,7 @@ class Lane:
             if grants and not self.stage.compatible(grants[0].row, row):
                 skipped = True
                 continue
-            if self._make_room(row, units):
+            if self._make_room(row, self.stage.reach(row, units)):
                 grants.append(self.stage.grant(row, units))
                 budget -= units
                 room -= units if wanted >= least else 0
@@ -201,7 +201,8 @@ class Lane:
         return True
 
     def _make_room(self, row: Row, units: int) -> bool:
-        while not self.residency.grow(row, self.stage.reach(row, units)):
+        """Blocks for the row's first `units` units, taken from others if they must be."""
+        while not self.residency.grow(row, units):
             if self.retiring or len(self.running) == 1:
                 return False  # room is on its way, or only other lanes can give it
             victim = self.running[-1]

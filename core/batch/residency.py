@@ -150,6 +150,8 @@ class Residency:
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return
         size = self.pool.spec.units
+        if row.done < (row.published + 1) * size:  # most steps fill no block
+            return
         full = min(row.done, len(row.tokens)) // size
         if full <= row.published:
             return

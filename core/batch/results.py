@@ -18,7 +18,9 @@ def collect_tokens(ticket: Ticket, depth: DepthModel | None) -> Outcomes:
     """`ticket` is a launch of token rows that the device is through with; `depth` completes their tokens to units."""
     outcomes = Outcomes()
     for grant in ticket.plan.grants:
-        grant.row.done = max(grant.row.done, grant.start + grant.count - len(grant.guesses))
+        done = grant.start + grant.count - len(grant.guesses)
+        if done > grant.row.done:
+            grant.row.done = done
     if ticket.results is None:
         return outcomes
     copy: HostCopy = ticket.results

@@ -180,7 +180,7 @@ class TokenRow(Row):
     @property
     def exhausted(self) -> bool:
         """Every token that may be sampled is sampled, or on its way."""
-        return self.length - self.prompt_length >= self.request.max_tokens
+        return len(self.tokens) + self.pending - self.prompt_length >= self.request.max_tokens
 
     def chain(self, size: int, latest: LatestChain) -> list[bytes]:
         """Content digests of the full blocks of the tokens that the host knows; computed once, also across

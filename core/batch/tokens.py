@@ -7,6 +7,7 @@ row's slot and feeds the next launch, so launch k+1 can be out before the host h
 from __future__ import annotations
 
 import logging
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ from polymux.core.stopwatch import part
 __all__ = ["TokenBatch", "TokenModel", "TokenShape", "TokenStage"]
 
 log = logging.getLogger("polymux.engine")
+
+SEEN = attrgetter("start")
+"""Tokens that a grant's attention reads, before its own."""
 
 UNKNOWN = 0
 """In place of a guess that is not made yet."""
@@ -140,7 +144,7 @@ class TokenStage(Stage):
         row = token_row(row)
         known = len(row.tokens)
         missing = known + row.pending - row.scheduled
-        if missing <= 0 or (row.exhausted and row.scheduled >= known):
+        if missing <= 0 or (row.scheduled >= known and row.exhausted):
             return 0
         if missing == 1 and row.foresight is None:
             return 1
@@ -175,14 +179,14 @@ class TokenStage(Stage):
         if guessed < 0:
             return Grant(row, start, units, final=False)
         row.pending += 1
-        return Grant(row, start, units, True, [UNKNOWN] * guessed)
+        return Grant(row, start, units, True, [UNKNOWN] * guessed if guessed else ())
 
     # ---- launch ----
 
     def launch(self, plan: Plan) -> Ticket:
         with torch.inference_mode():
             if self._graphs is not None:  # programs start in this order: what takes longest must not start last
-                plan.grants.sort(key=_seen, reverse=True)
+                plan.grants.sort(key=SEEN, reverse=True)
             rows = [token_row(grant.row) for grant in plan.grants]
             self._packer.extend_tables(rows)
             if self._rounds is not None and self._rounds.admits(plan, rows):
@@ -290,8 +294,3 @@ class TokenStage(Stage):
 
     def collect(self, ticket: Ticket) -> Outcomes:
         return collect_tokens(ticket, self.model.depth)
-
-
-def _seen(grant: Grant) -> int:
-    """Tokens that a grant's attention reads, before its own."""
-    return grant.start

@@ -216,9 +216,10 @@ class Loop:
             self._collected_at = now
         for job in {grant.row.job for grant in ticket.plan.grants}:
             job.receipt.launches += 1
+        publish = lane.residency.publish
         for grant in ticket.plan.grants:
             if not grant.row.job.over:
-                lane.residency.publish(grant.row)
+                publish(grant.row)
         self._apply(lane, outcomes)
         for grant in ticket.plan.grants:
             lane.settle(grant.row)
