@@ -103,7 +103,7 @@ def build_loop(args: argparse.Namespace) -> Loop:
         device, backends = open_device("cuda"), (TritonAttention(),)
     shape = TINY if args.tiny else LARGE
     model = build_model(shape, str(device.torch), torch.float32 if args.tiny else torch.bfloat16)
-    settings = SiteSettings(max_rows=2 * args.streams, max_units=4096, cache_bytes=args.cache << 30, slice_ms=20.0)
+    settings = SiteSettings(max_rows=2 * args.streams, max_units=4096, cache_bytes=args.cache << 30)
     site = Site(device, settings, backends)
     encoder, decoder = split_whisper(model)
     if args.simulate:

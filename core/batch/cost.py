@@ -15,8 +15,12 @@ SURPRISE = 3.0
 """A launch that took so many times what was to be expected (a kernel was compiled, a graph recorded) counts as no
 more than that."""
 
-UNKNOWN = 0.5
-"""Of a launch's time, what its work adds: while all launches were of one size, and there are no short steps."""
+DARED = 2
+"""So many times as large as they were a launch may be, to find out what a unit adds: while all were of one size, and
+there are no short steps."""
+
+BRIEF = 1.5
+"""Only where those took no more than so many times what the launch may."""
 
 SPREAD = 0.05
 """Launches whose sizes deviate by less, as a part of their mean, are of one size."""
@@ -40,6 +44,8 @@ class LaunchCost:
         """Units and milliseconds of a launch, on average, of late."""
         self._spread = (0.0, 0.0)
         """The variance of units, and their covariance with milliseconds."""
+        self._told = False
+        """Whether they tell a unit's price from the rest."""
 
     def learn(self, long: int, ms: float) -> None:
         """A launch with so many units of long work took `ms`."""
@@ -68,14 +74,19 @@ class LaunchCost:
         variance = (1 - news) * (variance + news * more * more)
         covariance = (1 - news) * (covariance + news * more * longer)
         self._spread = variance, covariance
-        told = variance > (SPREAD * units) ** 2
-        slope = covariance / variance if told else UNKNOWN * average / units
+        self._told = variance > (SPREAD * units) ** 2
+        slope = covariance / variance if self._told else average / units
         self.price = min(max(slope, 0.0), average / units)
         self.base = average - self.price * units
 
     def units_within(self, ms: float) -> float:
         """Units of long work that a launch of `ms` has room for; without bound while nothing is known."""
-        return (ms - self.base) / self.price if self.price else float("inf")
+        if not self.price:
+            return float("inf")
+        within = (ms - self.base) / self.price
+        units, average = self._mean
+        dares = not (self._short or self._told) and average <= BRIEF * ms
+        return max(within, DARED * units) if dares else within
 
     def milliseconds(self, long: int) -> float:
         """What a launch with so many units of long work takes; 0 while nothing is known."""
