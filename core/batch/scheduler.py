@@ -2,8 +2,8 @@
 
 Steps are unequal (a chat step takes milliseconds, a denoising step a hundred), so lanes share device time, not turns:
 the runnable lane that has had the least goes next, and one that feeds another may be ahead by its head start. A lane
-that was idle starts level with the others, it does not save up. While several want the device, long launches are cut
-to slices.
+that was idle starts level with the others, it does not save up; once nothing ran at all, nobody owes any. While
+several want the device, long launches are cut to slices.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ class Scheduler:
             lane.residency.check()
 
     def _level(self, runnable: list[Lane]) -> None:
+        if not self._busy and not any(lane.running or lane.inflight for lane in self.lanes.values()):
+            for lane in self.lanes.values():  # nothing ran: what was before is nobody's debt
+                lane.virtual_ms = 0.0
         names = {lane.stage.name for lane in runnable}
         others = [lane.virtual_ms for lane in runnable if lane.stage.name in self._busy]
         if others:

@@ -92,8 +92,10 @@ def test_what_is_cut_is_cut_to_whole_tiles() -> None:
     assert all(size % TILE == 0 for size in sizes)
 
 
-def test_what_feeds_another_stage_goes_first_for_a_while() -> None:
-    """Five passes that cost as much as a step, of two lanes that always want: one has a head start of three."""
+@pytest.mark.parametrize("spent", [0.0, 1000.0])
+def test_what_feeds_another_stage_goes_first_for_a_while(spent: float) -> None:
+    """Passes that cost as much as a step, of two lanes that always want: one has a head start of three, whatever it
+    had spent before all rested."""
     stages = []
     for name in ("encode", "decode"):
         stage = SimulatedStage(max_rows=4, max_units=1, least_units=1, grain=1)
@@ -102,6 +104,7 @@ def test_what_feeds_another_stage_goes_first_for_a_while() -> None:
     stages[0].head_start_ms = 25.0
     scheduler = Scheduler(stages, Arena(1 << 16, Device().torch, 1 << 16), SLICE)
     host = JobHost(scheduler.enqueue, lambda stage, row: None)
+    scheduler.lane(stages[0]).virtual_ms = spent
     for stage in stages:
         scheduler.enqueue(stage, SimulatedRow(Job(host, stage.name, "chat"), Served(Request(0.0, 100, 1))))
     order = []
