@@ -24,6 +24,9 @@ TILE = 64
 OWN_TILE = 128
 """Tokens of its row: most texts are no longer, and every further stretch is one more wait for memory."""
 
+MANY_TILE, MANY_WARPS = 32, 2
+"""The same where there are many rows: programs so small that all of a large batch's are on the card at once."""
+
 PROGRAMS = 512
 """Programs wanted at least: some four on each multiprocessor of a large card."""
 
@@ -180,6 +183,7 @@ def attend_own(merged: Tensor, heads: int, cache: Tensor, batch: PagedBatch, sca
     """
     rows, _, dim = merged.shape
     out = merged.new_empty(rows, heads, dim)
+    tile, warps = (OWN_TILE, 8) if rows * heads < PROGRAMS else (MANY_TILE, MANY_WARPS)
     _attend_own[(rows, heads)](
         merged,
         cache,
@@ -194,8 +198,8 @@ def attend_own(merged: Tensor, heads: int, cache: Tensor, batch: PagedBatch, sca
         dim,
         triton.next_power_of_2(dim),
         batch.block,
-        OWN_TILE,
-        num_warps=8,
+        tile,
+        num_warps=warps,
     )
     return out
 

@@ -28,6 +28,7 @@ if not INTERPRETED and DEVICE == "cpu":
 
 pytest.importorskip("triton")
 
+from polymux.core.compute.triton import single  # noqa: E402
 from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
 from polymux.core.compute.triton.linear import CudaLinear  # noqa: E402
 from polymux.core.compute.triton.single import PROGRAMS, attend_slab, count_arrivals  # noqa: E402
@@ -58,7 +59,14 @@ def pack(decoder: WhisperDecoder, backend: AttentionBackend) -> PagedContext:
     return PagedContext(backend, cache, batch, slabs)
 
 
-def test_a_step_attends_and_writes_like_the_reference(whisper: torch.nn.Module) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_a_step_attends_and_writes_like_the_reference(
+    whisper: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Also in the small programs of many rows, which look at a row in several stretches."""
+    if many:
+        monkeypatch.setattr(single, "PROGRAMS", 0)
+        monkeypatch.setattr(single, "MANY_TILE", 2)
     _, decoder = split_whisper(copy.deepcopy(whisper).to(DEVICE))
     decoder.start_still(torch.device(DEVICE))
     width = decoder.heads * decoder.shape.head_dim
