@@ -128,23 +128,23 @@ def build_loop(args: argparse.Namespace) -> Loop:
 
 
 def price_activity(plan: Plan) -> tuple[float, float]:
-    return 3.0 + 0.02 * len(plan.grants), 1.0
+    return 3.5 + 0.05 * len(plan.grants), 1.0
 
 
 def price_encode(plan: Plan) -> tuple[float, float]:
     windows = sum(grant.row.item.frames for grant in plan.grants) / 1500
-    return 9.0 + 0.3 * len(plan.grants), 3.0 + 5.5 * windows
+    return 11.0 + 0.3 * len(plan.grants), 3.0 + 6.0 * windows
 
 
 def price_decode(plan: Plan) -> tuple[float, float]:
     """Recorded where all rows take a single step."""
     if all(grant.count == 1 for grant in plan.grants):
-        return 1.0, 2.0 + 0.07 * len(plan.grants)
-    return 11.0 + 0.03 * len(plan.grants), 5.0 + 0.07 * len(plan.grants) + 0.02 * plan.units
+        return 1.0, 2.5 + 0.07 * len(plan.grants)
+    return 14.0 + 0.03 * len(plan.grants), 6.0 + 0.07 * len(plan.grants) + 0.02 * plan.units
 
 
 def price_align(plan: Plan) -> tuple[float, float]:
-    return 11.0 + 0.15 * len(plan.grants), 5.0 + 0.2 * len(plan.grants)
+    return 13.0 + 0.3 * len(plan.grants), 6.0 + 0.3 * len(plan.grants)
 
 
 PRICES = {"activity": price_activity, "encode": price_encode, "decode": price_decode, "align": price_align}

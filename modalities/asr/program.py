@@ -60,7 +60,7 @@ weights for one and for all. Some seventy windows of a large model."""
 
 LOOKS = 1
 """Looks at once on a CPU, beside those that are last words."""
-LOOKS_ON_CARD = 16
+LOOKS_ON_CARD = 32
 """And on a card."""
 
 PATIENCE_MS = 100.0

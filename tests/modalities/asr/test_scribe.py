@@ -13,7 +13,7 @@ from polymux.core.batch.oneshot import OneShotModel, OneShotStage
 from polymux.core.batch.tokens import TokenStage
 from polymux.core.engine.loop import Loop
 from polymux.core.engine.site import Site, SiteSettings
-from polymux.core.tasks import Hear, Leave, Turns
+from polymux.core.tasks import Commit, Committed, Hear, Leave, Turns
 from polymux.core.testing.drive import Driver
 from polymux.core.testing.tiny import build, tiny_whisper
 from polymux.modalities.asr.activity import open_activity
@@ -24,7 +24,7 @@ from polymux.modalities.asr.policies import AlignAtt
 from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.scribe import Scribe
 from polymux.modalities.asr.tokens import SpeechTokens
-from polymux.modalities.asr.utterances import RATE
+from polymux.modalities.asr.utterances import FRAME, RATE
 from polymux.modalities.asr.whisper import split_whisper
 from polymux.modalities.asr.work import ListenWork
 
@@ -135,3 +135,31 @@ def test_looks_that_do_not_end_are_no_last_words(listen, sound, looks):
     assert [final for _, final, _ in looks][:2] == [False, True], "it got quiet: heard once more, before the turn ends"
     driver.post("one", Leave())
     driver.finish()
+
+
+def test_sound_that_came_meanwhile_is_heard_in_one_pass(listen, sound, monkeypatch):
+    """Two seconds in twenty messages: whoever is late catches up, and does not ask for one pass after the other."""
+    driver = listen()
+    passes = []
+    stage = driver.loop.programs["whisper"].stages[0]
+    launch = stage.launch
+    monkeypatch.setattr(stage, "launch", lambda plan: passes.append(plan.units) or launch(plan))
+    for _ in range(20):
+        speak(driver, sound, 0.1)
+    driver.post("one", Leave())
+    driver.finish()
+    assert passes == [2 * RATE // FRAME]
+
+
+def test_a_commit_between_sound_ends_what_came_before_it(listen, sound):
+    """However late all of it is heard."""
+    driver = listen()
+    driver.post("one", ListenWork(language="en", turns=None))
+    for seconds in (0.5, 0.7, 0.3):
+        for _ in range(int(seconds * 10)):
+            speak(driver, sound, 0.1)
+        driver.post("one", Commit())
+    driver.post("one", Leave())
+    driver.finish()
+    committed = driver.outputs("one", Committed.__name__, Committed)
+    assert [each.seconds for each in committed] == pytest.approx([0.5, 0.7, 0.3])
