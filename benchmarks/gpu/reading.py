@@ -11,9 +11,7 @@ layers-64-256        layers-256 in blocks of 64 tokens
 prefix-64            64 rows of 70 to 190 tokens behind 2,048 that they have in common
 slabs-64             64 slabs of 1,500 frames, 20 heads of 64: cross-attention
 
-`now` is the kernel that serves. `ahead` knows the blocks of a tile one tile before, and masks the last tile only. A
-form is tile, warps, stages, how many programs are wanted at least, and what neighbouring programs are: `rows` of one
-head, or `heads` of one row, whose keys lie side by side.
+`now` is what serves. Other forms of the kernel are tile, warps and stages.
 Microseconds of one layer, the share of the card's copying rate, and how far from the reference in fp32.
 
 PYTHONPATH=benchmarks:benchmarks/gpu python benchmarks/gpu/reading.py --out reading.jsonl
@@ -29,109 +27,21 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from unittest import mock
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from trials import Trials
 
 from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton import decode, prefix
-from polymux.core.compute.triton.jit import kernel
+from polymux.core.compute.triton.decode import Form
 
 RATE = 4.26e12
 """Bytes a second that the card copies, read and written."""
 
 
-class Form(NamedTuple):
-    tile: int
-    warps: int
-    stages: int
-    order: str = "rows"
-    programs: int = 1024
-
-
-FORMS = [
-    Form(128, 4, 2),
-    Form(64, 4, 2),
-    Form(64, 4, 3),
-    Form(64, 2, 3),
-    Form(32, 2, 4),
-    Form(128, 4, 2, "heads"),
-    Form(64, 4, 2, "heads"),
-    Form(64, 4, 3, "heads"),
-    Form(32, 2, 4, "heads"),
-]
-
-
-@triton.jit
-def _fold(peak, total, mixed, q, keys, values, seen, factor, MASKED: tl.constexpr):
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * factor
-    if MASKED:
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1))
-    shrink = tl.exp2(peak - higher)
-    weights = tl.exp2(scores - higher[:, None])
-    total = total * shrink + tl.sum(weights, axis=1)
-    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
-    return higher, total, mixed
-
-
-@kernel()
-def _read_ahead(
-    query, cache, out, partial, tables, slots, lengths, scale, table_stride, block_stride, value_stride, token_stride,
-    head_stride, splits, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, HEADS_FIRST: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(1 if HEADS_FIRST else 0).to(tl.int64)
-    kv_head = tl.program_id(0 if HEADS_FIRST else 1)
-    split = tl.program_id(2)
-    group: tl.constexpr = HEADS // KV_HEADS
-    length = tl.load(lengths + row).to(tl.int32)
-    table = tables + tl.load(slots + row) * table_stride
-    share = tl.cdiv(tl.cdiv(length, splits), TILE) * TILE
-    first = split * share
-    last = tl.minimum(first + share, length)
-    heads = tl.arange(0, GROUP)
-    dims = tl.arange(0, DIM)
-    lanes = tl.arange(0, TILE)
-    here = heads < group
-    head = kv_head * group + heads
-    peak = tl.full([GROUP], -1e30, tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    mixed = tl.zeros([GROUP, DIM], tl.float32)
-    factor = scale * 1.4426950408889634
-    if first < last:
-        blocks = tl.load(table + (first + lanes) // BLOCK, first + lanes < last, other=0)
-        q = tl.load(query + (row * HEADS + head[:, None]) * DIM + dims[None, :], here[:, None], other=0.0)
-        base = cache + kv_head * head_stride + dims[None, :]
-        whole = first + (last - first) // TILE * TILE
-        for start in range(first, whole, TILE):
-            places = start + lanes
-            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
-            blocks = tl.load(table + (places + TILE) // BLOCK, places + TILE < last, other=0)
-            keys = tl.load(where)
-            values = tl.load(where + value_stride)
-            peak, total, mixed = _fold(peak, total, mixed, q, keys, values, here, factor, False)
-        if whole < last:
-            places = whole + lanes
-            seen = places < last
-            where = base + (blocks * block_stride + (places % BLOCK) * token_stride)[:, None]
-            keys = tl.load(where, seen[:, None], other=0.0)
-            values = tl.load(where + value_stride, seen[:, None], other=0.0)
-            peak, total, mixed = _fold(peak, total, mixed, q, keys, values, seen, factor, True)
-    if WHOLE:
-        result = mixed / tl.where(total > 0, total, 1.0)[:, None]
-        target = out + (row * HEADS + head[:, None]) * DIM + dims[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), here[:, None])
-    else:
-        target = partial + ((row * HEADS + head) * splits + split) * (DIM + 2)
-        tl.store(target[:, None] + dims[None, :], mixed, here[:, None])
-        tl.store(target + DIM, peak * 0.6931471805599453, here)
-        tl.store(target + DIM + 1, total, here)
+FORMS = [Form(128, 4, 2), Form(64, 4, 2), Form(64, 4, 3), Form(32, 2, 3), Form(32, 2, 4)]
 
 
 @dataclass
@@ -219,25 +129,9 @@ class Tensors:
         ):
             return self.now()
 
-    def ahead(self, form: Form) -> Tensor:
-        case = self.case
-        rows, splits = len(case.own), 1
-        while rows * case.kv_heads * splits < form.programs and splits * 128 < max(case.own) and splits < 32:
-            splits *= 2
-        out = torch.empty_like(self.query)
-        partial = self.query.new_empty(rows, case.heads, splits, case.dim + 2, dtype=torch.float32)
-        heads_first, cache = form.order == "heads", self.cache
-        grid = (case.kv_heads, rows, splits) if heads_first else (rows, case.kv_heads, splits)
-        _read_ahead[grid](
-            self.query, cache, out, partial, self.tables, self.slots, self.lengths, self.options.scale,
-            self.tables.stride(0), *cache.stride()[:4], splits, case.heads, case.kv_heads,
-            max(16, triton.next_power_of_2(case.heads // case.kv_heads)), case.dim, case.block, form.tile, splits == 1,
-            heads_first, num_warps=form.warps, num_stages=form.stages,
-        )  # fmt: skip
-        if splits > 1:
-            heads, bound = rows * case.heads, 16 if splits <= 16 else 64
-            decode._join[(heads,)](partial, out, splits, bound, case.dim, case.dim, num_warps=2)
-        return out
+    def read(self, form: Form) -> Tensor:
+        with mock.patch.object(decode, "choose_form", lambda *sizes: form):
+            return self.now()
 
     def exact(self) -> Tensor:
         case, parts, cache = self.case, [], self.cache
@@ -266,7 +160,7 @@ def main() -> None:
                 name = "{} own, {} of the prefix, {}".format(*cut[:2], "beside" if cut[2] else "in turn")
                 runs.append((name, partial(tensors.cascade, *cut)))
         else:
-            runs += [(f"ahead {'-'.join(map(str, form))}", partial(tensors.ahead, form)) for form in FORMS]
+            runs += [("-".join(map(str, form)), partial(tensors.read, form)) for form in FORMS]
         floor = case.bytes / RATE * 1e3
         trials.run(
             case.name, runs, exact,

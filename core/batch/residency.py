@@ -93,7 +93,7 @@ class Residency:
             return False
         size = self.pool.spec.units
         chain = self._chain(row)
-        start = block = len(self._find(chain))
+        start = block = len(self.index.follow(chain))
         while block < len(chain) and chain[block] in self._promised:
             block += 1
         promised, missing = (block - start) * size, len(row.tokens) - start * size
@@ -180,22 +180,12 @@ class Residency:
             return [block for block in blocks if block is not None]
         if self.pool is None or not self.stage.shares_prefixes or not isinstance(row, TokenRow):
             return found
-        return self._find(self._chain(row))
+        return self.index.follow(self._chain(row))
 
     def _chain(self, row: TokenRow) -> list[bytes]:
         """Digests of the blocks that a row may find computed: the last token is left, a sample needs a forward pass."""
         size = self.pool.spec.units if self.pool is not None else 1
         return row.chain(size, self._latest)[: (len(row.tokens) - 1) // size]
-
-    def _find(self, chain: list[bytes]) -> list[int]:
-        """Indexed blocks of a prefix."""
-        found: list[int] = []
-        for digest in chain:
-            block = self.index.find(digest)
-            if block is None:
-                break
-            found.append(block)
-        return found
 
     def _promise(self, row: TokenRow | EncodeRow) -> None:
         if isinstance(row, EncodeRow):

@@ -84,6 +84,15 @@ class PrefixIndex:
     def find(self, digest: bytes) -> int | None:
         return self._block.get(digest)
 
+    def follow(self, chain: Sequence[bytes]) -> list[int]:
+        """The blocks of a chain, up to the first that is missing."""
+        if not chain or chain[0] not in self._block:
+            return []
+        found = [block for block in map(self._block.get, chain) if block is not None]
+        if len(found) == len(chain):
+            return found
+        return found[: next(place for place, digest in enumerate(chain) if digest not in self._block)]
+
     def publish(self, digest: bytes, block: int) -> None:
         """Only for a full block whose KV has really been computed."""
         if digest not in self._block and block not in self._digest:
