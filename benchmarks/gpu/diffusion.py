@@ -306,8 +306,7 @@ def run_wan(bench: Bench) -> None:
 
 
 def run_sdxl(bench: Bench) -> None:
-    network = bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))
-    model = unet.UNetDenoiser(network)
+    make = lambda: bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))  # noqa: E731
     side, text, dim, pooled = (16, 7, 32, 16) if bench.tiny else (128, 77, 2048, 1280)
     conditions = [
         {
@@ -320,6 +319,19 @@ def run_sdxl(bench: Bench) -> None:
     batch = DenoiseBatch(
         bench.normal(2, 4, side, side, dtype=torch.float32), torch.full((2,), 500.0, device=bench.device), conditions
     )
+    if bench.kernels and bench.wants("kernels", "kernels, graph"):
+        from polymux.modalities.diffusion.flux_kernels import KernelSteps
+
+        model = unet.UNetDenoiser(make())
+        model.merge(steps=KernelSteps())
+        run_forms(bench, "sdxl", "kernels", model, batch)
+        if not bench.tiny:  # the library tries its convolutions instead of guessing which is best
+            torch.backends.cudnn.benchmark = True
+            run_forms(bench, "sdxl", "kernels, convolutions tried", model, batch)
+            torch.backends.cudnn.benchmark = False
+        del model
+        bench.free()
+    model = unet.UNetDenoiser(make())
     blocks = model.merge()
     run_forms(bench, "sdxl", "merged", model, batch)
     transformers = [block for block in blocks if isinstance(block, BasicTransformerBlock)]
@@ -335,7 +347,7 @@ def run_sdxl(bench: Bench) -> None:
         return
     del model, blocks, transformers
     bench.free()
-    network = bench.build(lambda: UNet2DConditionModel(**SDXL), lambda: tiny_unet("sdxl"))
+    network = make()
     network.to(memory_format=torch.channels_last).compile(fullgraph=True)
     inputs = (batch.latents.to(bench.dtype), batch.timesteps, batch.gather(encoders.PROMPT))
     added = {"text_embeds": batch.gather(encoders.POOLED), "time_ids": batch.gather(unet.SIZES).to(bench.dtype)}

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import UNet2DConditionModel
+from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch, Streams, Wrap, keep_layer
 from polymux.core.batch.trajectory import DenoiseRequest
 from polymux.core.errors import ModelError
 from polymux.modalities.diffusion.encoders import POOLED, PROMPT
+
+if TYPE_CHECKING:
+    from polymux.modalities.diffusion.flux_kernels import KernelSteps
 
 SIZES = "sizes"
 """Condition of the XL kind: original size, crop and target size, (6,)."""
@@ -50,8 +55,14 @@ class UNetDenoiser(BlockModel):
         self.dim = resnet.in_channels - self.unet.config.block_out_channels[0]
         self._halvings: int = 2**self.unet.num_upsamplers
 
-    def merge(self, wrap: Wrap = keep_layer) -> list[torch.nn.Module]:
-        """Convolutions read pixels channel by channel; each attention's projections become one."""
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether our kernels can run its blocks: none changes a picture's size or scales what it adds."""
+        return all(map(_fits_kernels, self.unet.modules()))
+
+    def merge(self, wrap: Wrap = keep_layer, steps: KernelSteps | None = None) -> list[torch.nn.Module]:
+        """Convolutions read all channels of a pixel together; each attention's projections become one. With
+        `steps`, what stands between products and convolutions is in kernels of our own; adapters cannot be bound."""
         self.unet.to(memory_format=torch.channels_last)
         self.unet.fuse_qkv_projections()
         for module in self.unet.modules():
@@ -61,8 +72,34 @@ class UNetDenoiser(BlockModel):
                 module.to_qkv = wrap(module.to_qkv, module.to_q, module.to_k, module.to_v)
             if hasattr(module, "to_kv"):
                 module.to_kv = wrap(module.to_kv, module.to_k, module.to_v)
+        if steps is not None:
+            return self._take_kernels(steps)
         kinds = (BasicTransformerBlock, ResnetBlock2D)
         return [module for module in self.unet.modules() if isinstance(module, kinds)]
+
+    def _take_kernels(self, steps: KernelSteps) -> list[torch.nn.Module]:
+        from polymux.modalities.diffusion.unet_kernels import (
+            KernelNorm,
+            KernelResnet,
+            KernelTransformer,
+        )  # needs triton
+
+        taken: list[torch.nn.Module] = []
+        for parent in list(self.unet.modules()):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, ResnetBlock2D):
+                    taken.append(KernelResnet(module))
+                elif isinstance(module, BasicTransformerBlock):
+                    taken.append(KernelTransformer(module, steps))
+                elif isinstance(module, torch.nn.GroupNorm) and isinstance(parent, Transformer2DModel):
+                    taken.append(KernelNorm(module, activate=False))
+                else:
+                    continue
+                setattr(parent, name, taken[-1])
+        if self.unet.conv_norm_out:
+            self.unet.conv_norm_out = KernelNorm(self.unet.conv_norm_out, activate=True)
+            self.unet.conv_act = torch.nn.Identity()
+        return taken
 
     def tokens(self, request: DenoiseRequest) -> int:
         _, height, width = request.shape
@@ -131,6 +168,17 @@ class UNetDenoiser(BlockModel):
 
     def modulate(self, streams: Streams) -> Tensor:
         raise ModelError("a UNet has no modulated input to measure")
+
+
+def _fits_kernels(module: torch.nn.Module) -> bool:
+    """Of one that our kernels would stand in for, or whose like they know nothing of."""
+    if isinstance(module, ResnetBlock2D):
+        plain = module.time_embedding_norm == "default" and not (module.up or module.down or module.skip_time_act)
+        return plain and module.output_scale_factor == 1 and isinstance(module.nonlinearity, torch.nn.SiLU)
+    if isinstance(module, BasicTransformerBlock):
+        known = module.norm_type == "layer_norm" and module.pos_embed is None and module.attn2 is not None
+        return known and not module.only_cross_attention and isinstance(module.ff.net[0], GEGLU)
+    return True
 
 
 def _read(block: Any, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:

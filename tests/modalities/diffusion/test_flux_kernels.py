@@ -1,4 +1,4 @@
-"""FLUX's and Wan's kernels against plain torch: on a card, or in Triton's interpreter.
+"""The kernels of FLUX, Wan and UNets against plain torch: on a card, or in Triton's interpreter.
 
 TRITON_INTERPRET=1 pytest -m gpu tests/modalities/diffusion/test_flux_kernels.py   (without a card)
 """
@@ -12,8 +12,8 @@ import torch
 
 from polymux.core.batch.denoiser import DenoiseBatch
 from polymux.core.testing.denoising import tiny_flux
-from polymux.core.testing.pipelines import tiny_wan
-from polymux.modalities.diffusion import encoders, flux, wan
+from polymux.core.testing.pipelines import tiny_unet, tiny_wan
+from polymux.modalities.diffusion import encoders, flux, unet, wan
 from polymux.modalities.diffusion.merged_flux import TorchSteps
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 
 from polymux.modalities.diffusion.flux_kernels import KernelSteps  # noqa: E402
 from polymux.modalities.diffusion.merged import rotate_pairs  # noqa: E402
+from polymux.modalities.diffusion.unet_kernels import norm_groups  # noqa: E402
 from polymux.modalities.diffusion.wan_kernels import turn_whole  # noqa: E402
 
 DTYPES = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -97,6 +98,41 @@ def test_all_heads_are_normalised_at_once(dtype: torch.dtype) -> None:
         normed = torch.nn.functional.rms_norm(given, (36,), weight.float(), 1e-6).unflatten(-1, (3, 12))
         assert_near(states[..., part * 36 :][..., :36], rotate_pairs(normed, cos, sin).flatten(2).to(dtype))
     assert torch.equal(states[..., 72:], before[..., 72:]), "values stay as they are"
+
+
+def test_groups_are_normalised_as_pixels_lie(dtype: torch.dtype) -> None:
+    norm = torch.nn.GroupNorm(4, 72).to(DEVICE, dtype)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    pixels = draw(2, 72, 19, 15, dtype=dtype).to(memory_format=torch.channels_last)
+    more = draw(2, 72, dtype=dtype)
+    ours = norm_groups(pixels, norm, more, activate=True)
+    theirs = torch.nn.functional.silu(norm.float()(pixels.float() + more.float()[:, :, None, None]))
+    assert_near(ours, theirs.to(dtype))
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_a_unet_predicts_the_same(kind: str) -> None:
+    torch.manual_seed(3)
+    network = tiny_unet(kind)
+    for name, parameter in network.named_parameters():
+        if "norm" in name:  # whose weights are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, 0.8, 0.3)
+    text = network.config.cross_attention_dim
+    conditions = [
+        {encoders.PROMPT: torch.randn(7, text), encoders.POOLED: torch.randn(16), unet.SIZES: torch.rand(6) * 64}
+        for _ in range(2)
+    ]
+    conditions = [{name: value.to(DEVICE) for name, value in each.items()} for each in conditions]
+    times = torch.tensor([900.0, 20], device=DEVICE)
+    batch = DenoiseBatch(torch.randn(2, 4, 12, 10).to(DEVICE), times, conditions)
+    model = unet.UNetDenoiser(network.to(DEVICE))
+    assert model.fits_kernels
+    with torch.inference_mode():
+        before = model.forward(batch)
+        assert model.merge(steps=KernelSteps())
+        torch.testing.assert_close(model.forward(batch), before, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
