@@ -8,10 +8,11 @@ attention                         torch's attention backends at these shapes
 products                          each matrix product of a FLUX block by itself, in TFLOP/s: what the rest is held to
 
 Forms: `diffusers compiled` is the peer (its own compiled blocks in the same run); ours are `kernels` (merged
-projections, our own kernels between the products, nothing compiled; the default for FLUX) and `compiled` (the same
-blocks fused by the compiler; the default for all others), each also as a recorded `graph`. `kernels` has variants:
-activation in a step of its own, text and picture on one stream, a single block's two halves projected together.
-`parts` says where a pass spends its time.
+projections, our own kernels between the products, nothing compiled; the default) and `compiled` (the same blocks fused
+by the compiler), each also as a recorded `graph` (the default for SDXL). FLUX's `kernels` have variants: activation in
+a step of its own, text and picture on one stream, a single block's two halves projected together. SDXL is also
+measured `merged` (nothing else done) and with its `transformer blocks compiled`. `parts` says where a pass spends its
+time.
 Cases run in the order given, ours before the peer. Prints a JSON line for each form as soon as it is known, and
 appends it to `--out`. A form that fails says so and the others go on. `--forms` is a pattern of those wanted.
 
@@ -375,6 +376,9 @@ def run_attention(bench: Bench) -> None:
                     scaled_dot_product_attention(*states)
 
             bench.form(f"attention {name}", "torch's choice" if backend is None else backend.name.lower(), run)
+        apart = [each.contiguous() for each in (query, key, value)]
+        run = lambda: scaled_dot_product_attention(*apart)  # noqa: E731, B023
+        bench.form(f"attention {name}", "torch's choice, heads apart", run)
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from polymux.core.batch.denoiser import BlockModel, DenoiseBatch
+from polymux.core.errors import ConfigError
 from polymux.core.testing.denoising import tiny_flux
-from polymux.core.testing.pipelines import tiny_wan
-from polymux.modalities.diffusion import encoders, flux, wan
+from polymux.core.testing.pipelines import tiny_unet, tiny_wan
+from polymux.modalities.diffusion import encoders, flux, tuning, unet, wan
 from polymux.modalities.diffusion.merged import compile_blocks
 
 
@@ -46,6 +47,35 @@ def test_a_merged_model_predicts_the_same(make) -> None:
             replace(batch, latents=batch.latents[:1], timesteps=batch.timesteps[:1], conditions=batch.conditions[:1])
         )
         torch.testing.assert_close(alone, before[:1], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["flux", "wan", "unet"])
+def test_what_serves_on_a_card(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels where there are such; UNets are also recorded, but stay adaptable when adapters may come."""
+    pytest.importorskip("triton")
+    done: list[str] = []
+    model = {"flux": lambda: make_flux()[0], "wan": lambda: make_wan()[0], "unet": make_unet}[kind]()
+    monkeypatch.setattr(type(model), "merge", lambda self, wrap, steps=None: done.append("kernels" if steps else "own"))
+    monkeypatch.setattr(type(model), "record", lambda self: done.append("graphs"))
+    monkeypatch.setattr(tuning, "compile_blocks", lambda blocks: done.append("compiled"))
+    card = torch.device("cuda")
+    tuning.tune(model, card, {})
+    assert done == (["kernels", "graphs"] if kind == "unet" else ["kernels"])
+    done.clear()
+    tuning.tune(model, card, {"compile": True, "graphs": False})
+    assert done == ["own", "compiled"]
+    done.clear()
+    tuning.tune(model, card, {}, lambda layer, *parts: layer)
+    assert done == (["own", "compiled", "graphs"] if kind == "unet" else ["kernels"])
+    done.clear()
+    tuning.tune(model, torch.device("cpu"), {})
+    assert done == []
+    with pytest.raises(ConfigError):
+        tuning.tune(model, torch.device("cpu"), {"kernels": True})
+
+
+def make_unet() -> BlockModel:
+    return unet.UNetDenoiser(tiny_unet("sdxl"))
 
 
 @pytest.mark.slow
