@@ -68,3 +68,16 @@ def test_the_first_block_of_a_digest_keeps_it() -> None:
     index.forget(1)
     assert index.find(b"x") is None
     assert len(index) == 0
+
+
+def test_a_chain_is_followed_up_to_the_first_missing_block() -> None:
+    """What is indexed behind a gap belongs to a prefix that nobody has whole."""
+    index = PrefixIndex()
+    chain = chain_digests(b"", list(range(16)), 4)
+    assert index.follow(chain) == []
+    for block in (0, 1, 3):
+        index.publish(chain[block], 10 + block)
+    assert index.follow(chain) == [10, 11]
+    assert index.follow(chain[:2]) == [10, 11]
+    index.forget(10)
+    assert index.follow(chain) == []
