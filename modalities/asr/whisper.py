@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from polymux.core.errors import ModelError
 from polymux.modalities.asr.decoder import WhisperDecoder
 from polymux.modalities.asr.encoder import Encoder
 from polymux.modalities.asr.features import HOP, LogMel
+
+if TYPE_CHECKING:
+    from polymux.core.compute.triton.slabs import Dealer
 
 STRIDE = 2
 """Frames of the spectrogram for one position of the encoder."""
@@ -119,13 +123,25 @@ class WhisperEncoder(OneShotModel):
             row[len(samples) :] = 0.0
         features = self.features(batch.to(self._device, non_blocking=True)).to(self._dtype)
         heard = chain.from_iterable(ear.listen(features) for ear in self._ears)
+        dealer = self._open_dealer(slabs) if frames == self.frames else None
         for layer, projected in enumerate(heard):
+            if dealer is not None:
+                dealer.deal(projected, layer)
+                continue
             # (B, frames, 2, heads, dim), as the slabs have it: (2, frames, heads, dim)
             both = projected.unflatten(-1, (2, self._heads, -1)).transpose(1, 2)
             if frames < self.frames:
                 both = both.repeat(1, 1, self.frames // frames, 1, 1)
             torch._foreach_copy_([slab[layer] for slab in slabs], list(both.unbind(0)))
         return [None] * len(items)
+
+    def _open_dealer(self, slabs: list[Tensor]) -> Dealer | None:
+        """On a card, what writes a layer of all slabs in one launch."""
+        if self._device.type != "cuda":
+            return None
+        from polymux.core.compute.triton.slabs import Dealer
+
+        return Dealer(slabs) if slabs[0].dtype == self._dtype and Dealer.fits(slabs) else None
 
     def _measure(self, item: np.ndarray | Excerpt) -> int:
         return item.frames if isinstance(item, Excerpt) else self.frames

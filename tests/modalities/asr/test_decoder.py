@@ -32,6 +32,7 @@ from polymux.core.compute.triton import single  # noqa: E402
 from polymux.core.compute.triton.attention import TritonAttention  # noqa: E402
 from polymux.core.compute.triton.linear import CudaLinear  # noqa: E402
 from polymux.core.compute.triton.single import PROGRAMS, attend_slab, count_arrivals  # noqa: E402
+from polymux.core.compute.triton.slabs import Dealer  # noqa: E402
 
 
 def pack(decoder: WhisperDecoder, backend: AttentionBackend) -> PagedContext:
@@ -110,6 +111,21 @@ def test_long_slabs_are_joined_by_whoever_ends_last() -> None:
         exact = torch.einsum("thf,tfhd->thd", scores.softmax(dim=-1), chosen[:, 1])
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
     assert not count_arrivals(query.device, PROGRAMS).any()
+
+
+def test_a_layer_of_all_slabs_is_written_in_one_launch() -> None:
+    """In any order, between others that stay as they are; slabs that do not lie so are told apart."""
+    arena = torch.zeros(5, 3, 2, 13, 4, 24, device=DEVICE)
+    projected = torch.randn(2, 13, 2 * 4 * 24, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    slabs = [arena[3], arena[1]]
+    assert Dealer.fits(slabs)
+    Dealer(slabs).deal(projected, 2)
+    wanted = torch.zeros_like(arena)
+    for slab, each in zip((3, 1), projected.unflatten(-1, (2, 4, 24)).transpose(1, 2)):
+        wanted[slab, 2] = each
+    assert torch.equal(arena, wanted)
+    assert not Dealer.fits([arena[3], torch.zeros_like(arena[0])])
+    assert not Dealer.fits([arena[3].transpose(2, 3)])
 
 
 def test_tokens_of_a_row_share_the_reading_of_its_slab(whisper: torch.nn.Module) -> None:
