@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -213,6 +214,8 @@ def imagine_card() -> Iterator[Card]:
         stack.enter_context(mock.patch.object(torch.cuda, "graph", card.record))
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_name", lambda *device: "imagined"))
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (9, 0)))
+        properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", lambda *device: properties))
         stack.enter_context(mock.patch.object(Table, "choose", lambda table, case, able: able[0]))
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
         stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda tensor, stream: None))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from polymux.core.batch.oneshot import OneShotModel, OneShotRow, OneShotStage
@@ -27,6 +28,10 @@ from polymux.modalities.asr.decoder import WhisperDecoder
 
 SMOOTH = 7
 """Frames of the median filter, as Whisper's authors have it."""
+
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention for shapes that are never the same twice. Torch's first choice on a card, cuDNN, plans each new shape on
+the host for longer than the whole pass takes without."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Aligner(OneShotModel):
         positions = torch.cat([torch.arange(len(item.tokens)) for item in items]).to(self._device)
         context = AligningContext(self._backend, self._slabs, items, self._heads)
         last = ids.new_tensor([len(ids) - 1])
-        self._decoder.run(TokenBatch(ids, positions, last, last, context))
+        with sdpa_kernel(UNPLANNED):
+            self._decoder.run(TokenBatch(ids, positions, last, last, context))
         weights = torch.cat(context.found, dim=1)
         return [average(found[:, : len(item.tokens)], item.sounding) for found, item in zip(weights, items)]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from polymux.core.compute.attention import AttentionBackend, AttentionOptions, PackedRows
 from polymux.core.compute.fast.layers import MakeLinear, merge
 from polymux.modalities.asr.norms import add_norm
 
@@ -41,6 +42,9 @@ class Encoder:
         self._layers = [read_layer(layer, make) for layer in encoder.layers]
         self._norm = encoder.layer_norm
         self._act = encoder.layers[0].activation_fn if self._layers else nn.GELU()
+        dim = encoder.config.d_model // self._heads
+        self._options = AttentionOptions(dim**-0.5, causal=False)
+        self._backend = open_backend(self._places, dim)
 
     def run(self, features: Tensor) -> Tensor:
         """(B, mels, 2 * frames) to (B, frames, width); windows may be shorter than those of the training."""
@@ -50,20 +54,37 @@ class Encoder:
         x = torch.empty(count, frames, width, dtype=features.dtype, device=features.device)
         torch.add(features.transpose(1, 2), self._places[:frames], out=x)
         x = x.flatten(0, 1)
+        windows = torch.arange(0, (count + 1) * frames, frames, dtype=torch.int32, device=x.device)
+        rows = PackedRows(list(range(0, (count + 1) * frames, frames)), windows)
         norms = [*(layer.before for layer in self._layers), self._norm]
         hidden, x = add_norm(x, None, norms[0])
         for layer, following in zip(self._layers, norms[1:]):
-            mixed = layer.mixed(self._attend(layer.merged(hidden), count))
+            mixed = layer.mixed(self._attend(layer.merged(hidden), rows))
             hidden, x = add_norm(mixed, x, layer.before_wide)
             hidden, x = add_norm(bound(layer.narrow(self._act(layer.wide(hidden)))), x, following)
         return hidden.unflatten(0, (count, frames))
 
-    def _attend(self, merged: Tensor, count: int) -> Tensor:
+    def _attend(self, merged: Tensor, rows: PackedRows) -> Tensor:
         """(B * frames, 3 * width) to (B * frames, width): every frame of a window to all of it."""
+        if self._backend is not None:
+            query, key, value = merged.unflatten(-1, (3, self._heads, -1)).unbind(dim=1)
+            return self._backend.packed(query, key, value, rows, self._options).flatten(1)
+        count = len(rows.starts) - 1
         split = merged.unflatten(0, (count, -1)).unflatten(-1, (3, self._heads, -1))
         query, key, value = (each.transpose(1, 2) for each in split.unbind(dim=2))
-        mixed = scaled_dot_product_attention(query, key, value, scale=query.shape[-1] ** -0.5)
+        mixed = scaled_dot_product_attention(query, key, value, scale=self._options.scale)
         return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def open_backend(weights: Tensor, dim: int) -> AttentionBackend | None:
+    """Our own kernel on a card, as fast as cuDNN's there, which would plan each new number and length of windows on the
+    host; elsewhere torch's choice."""
+    if not weights.is_cuda:
+        return None
+    from polymux.core.compute.triton.attention import TritonAttention
+
+    backend = TritonAttention()
+    return backend if backend.refuses(weights.device, weights.dtype, dim) is None else None
 
 
 def bound(x: Tensor) -> Tensor:

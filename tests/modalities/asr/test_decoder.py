@@ -129,7 +129,11 @@ def test_a_layer_of_all_slabs_is_written_in_one_launch() -> None:
 
 
 def test_tokens_of_a_row_share_the_reading_of_its_slab(whisper: torch.nn.Module) -> None:
-    _, decoder = split_whisper(copy.deepcopy(whisper).to(DEVICE))
+    """With heads of 16: narrower ones are refused, a card multiplies no smaller tiles."""
+    config = copy.deepcopy(whisper.config)
+    config.decoder_attention_heads = 2
+    _, decoder = split_whisper(type(whisper)(config).to(DEVICE))
+    assert TritonAttention().refuses(torch.device("cuda"), torch.float32, decoder.shape.head_dim) is None
     width, count = decoder.heads * decoder.shape.head_dim, 3
     query = torch.randn(2 * count, width, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     found = []
