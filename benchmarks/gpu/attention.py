@@ -35,7 +35,8 @@ from trials import Trials
 from polymux.core.compute.attention import AttentionOptions, PackedRows
 from polymux.core.compute.packed.backends import CudnnAttention, Fa3Attention, VarlenAttention, repeat_heads
 from polymux.core.compute.sdpa import SdpaAttention
-from polymux.core.compute.triton.tiles import Blocks, Form, attend_tiles
+from polymux.core.compute.triton.forms import Form
+from polymux.core.compute.triton.tiles import Blocks, attend_tiles
 from polymux.core.testing.card import pretend_card
 from polymux.core.testing.rows import lay_out
 
