@@ -31,7 +31,7 @@ from polymux.modalities.asr.fallback import Fallback
 from polymux.modalities.asr.hearing import Hearing
 from polymux.modalities.asr.pens import Pens
 from polymux.modalities.asr.policies import choose_policy
-from polymux.modalities.asr.seek import Source, find_stride
+from polymux.modalities.asr.seek import Source, find_rest, find_stride
 from polymux.modalities.asr.spelling import Speller
 from polymux.modalities.asr.tokens import SpeechTokens
 from polymux.modalities.asr.utterances import RATE
@@ -108,7 +108,7 @@ class TranscriptionProgram(Program):
     async def _cut(self, job: Job, work: TranscribeWork, language: Signal) -> int:
         """Windows cut where nobody speaks, many at once; how many samples there were."""
         cutter, listener = SpeechCutter(self._longest, work.endpointing), Listener(self._activity)
-        pending: deque[tuple[Window, Signal]] = deque()
+        pending: deque[tuple[Window, Signal]] = deque()  # with a list of texts each
         leads = not language.done
         last = False
         while not last:
@@ -118,12 +118,25 @@ class TranscriptionProgram(Program):
             for window in cutter.push(chunk.samples, probabilities, last=last):
                 if len(pending) == AHEAD:
                     await _tell_next(job, pending)
-                text = self.hearing.hear(job, work, window, language, work.prompt, leads=leads)
-                pending.append((window, job.spawn(text)))
+                pending.append((window, job.spawn(self._hear_out(job, work, window, language, leads=leads))))
                 leads = False
         while pending:
             await _tell_next(job, pending)
         return cutter.position
+
+    async def _hear_out(
+        self, job: Job, work: TranscribeWork, window: Window, language: Signal, *, leads: bool
+    ) -> list[WindowText]:
+        """All that a window says: where its last timestamps say that more follows, the rest is heard as one more."""
+        texts: list[WindowText] = []
+        while text := await self.hearing.hear(job, work, window, language, work.prompt, leads=leads):
+            texts.append(text)
+            rest = find_rest(text.tokens, self.hearing.tokens.first_stamp, len(window.samples))
+            if rest is None:
+                break
+            text.tokens, text.count = rest.tokens, rest.samples
+            window, leads = Window(window.start + rest.samples, window.samples[rest.samples :]), False
+        return texts
 
     async def _follow(self, job: Job, work: TranscribeWork, language: Signal) -> int:
         """One window after another, each from where the last one's timestamps end."""
@@ -139,17 +152,17 @@ class TranscriptionProgram(Program):
                 if work.remembers:
                     before = [*before, *text.tokens] if text.temperature <= FORGETFUL else list(work.prompt)
             source.advance(stride)
-            _tell(job, text, source.position)
+            _tell(job, [text] if text is not None else [], source.position)
         return source.position
 
 
 async def _tell_next(job: Job, pending: deque[tuple[Window, Signal]]) -> None:
-    window, text = pending.popleft()
-    _tell(job, await text, window.start + len(window.samples))
+    window, texts = pending.popleft()
+    _tell(job, await texts, window.start + len(window.samples))
 
 
-def _tell(job: Job, text: WindowText | None, position: int) -> None:
-    if text is not None:
+def _tell(job: Job, texts: list[WindowText], position: int) -> None:
+    for text in texts:
         job.receipt.output_units += len(text.tokens)
         job.emit(WINDOW, text)
     job.emit(REACHED, Reached(position / RATE))

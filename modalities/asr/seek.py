@@ -15,6 +15,9 @@ from polymux.modalities.asr.work import AudioChunk
 STAMP = round(STAMP_SECONDS * RATE)
 """Samples from one timestamp to the next."""
 
+LEAST = RATE
+"""Samples that the rest of a window must have to be heard, and those before it, so that there is an end to it."""
+
 
 @dataclass(frozen=True)
 class Stride:
@@ -37,6 +40,15 @@ def find_stride(tokens: list[int], first_stamp: int, count: int) -> Stride:
         return Stride(tokens, count)
     last = pairs[-1]
     return Stride(tokens[:last], min(count, max(1, tokens[last - 1] - first_stamp) * STAMP))
+
+
+def find_rest(tokens: list[int], first_stamp: int, count: int) -> Stride | None:
+    """Where a window that was cut by voice activity must be heard again: its tokens end in a pair, so what follows was
+    not written down, and that is long enough to hold speech. Else None."""
+    if len(tokens) < 2 or min(tokens[-2:]) < first_stamp:
+        return None
+    found = find_stride(tokens, first_stamp, count)
+    return found if LEAST <= found.samples <= count - LEAST else None
 
 
 class Source:

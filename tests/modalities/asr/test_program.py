@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.tasks import Heard
+from polymux.modalities.asr.program import TranscriptionProgram
 from polymux.modalities.asr.utterances import FRAME, Endpointing
 from polymux.modalities.asr.windows import SpeechCutter, Window
 from polymux.modalities.asr.work import AudioChunk, TranscribeWork, WindowText
@@ -161,3 +163,28 @@ def test_many_long_recordings_cannot_starve_their_own_decoders(drive, transcribe
     for job in range(4):
         assert driver.error(str(job)) is None
         assert len(texts(driver, str(job))) >= 6
+
+
+def test_all_of_a_window_is_heard_whatever_its_timestamps_end_with() -> None:
+    """Each pass says that more follows, until the last."""
+    stamp, heard = 90, []
+
+    class Hearing:
+        tokens = SimpleNamespace(first_stamp=stamp)
+
+        async def hear(self, job, work, window, language, before, *, leads):
+            heard.append((window.start, len(window.samples), leads))
+            ends = [stamp + 500] * 2 if len(heard) < 3 else [stamp + 300]
+            return WindowText(window.start, len(window.samples), [stamp, 7, *ends], 0.0, 0.0, 0.0)
+
+    program = TranscriptionProgram.__new__(TranscriptionProgram)
+    program.hearing = Hearing()
+    window = Window(32_000, np.zeros(26 * 16_000, np.float32))
+    strand = program._hear_out(None, TranscribeWork(), window, None, leads=True)
+    with pytest.raises(StopIteration) as ended:
+        strand.send(None)
+    seconds = [(start // 16_000, count // 16_000, leads) for start, count, leads in heard]
+    assert seconds == [(2, 26, True), (12, 16, False), (22, 6, False)]
+    texts = ended.value.value
+    assert [(text.start // 16_000, text.count // 16_000) for text in texts] == [(2, 10), (12, 10), (22, 6)]
+    assert [text.tokens for text in texts] == [[stamp, 7, stamp + 500]] * 2 + [[stamp, 7, stamp + 300]]

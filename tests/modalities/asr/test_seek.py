@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from polymux.core.compute.device import Device, LaggedCpu
 from polymux.core.tasks import Heard, Reached
 from polymux.modalities.asr.features import LogMel
-from polymux.modalities.asr.seek import STAMP, find_stride
+from polymux.modalities.asr.seek import LEAST, STAMP, find_rest, find_stride
 from polymux.modalities.asr.work import AudioChunk, TranscribeWork, WindowText
 
 FIRST = 90
@@ -151,3 +151,18 @@ def test_a_text_that_was_cut_off_is_heard_again():
     closed = [FIRST, 1, FIRST + 10, FIRST + 10, 2, FIRST + 20]
     assert find_stride(closed, FIRST, WINDOW).samples == WINDOW
     assert find_stride([FIRST, 1, 2], FIRST, WINDOW).samples == WINDOW
+
+
+def test_a_window_that_says_more_follows_is_heard_again_from_there() -> None:
+    """A pair at the end: four seconds of speech behind it were lost in silence."""
+    count, place = 30 * 16_000, round(26 / 0.02)
+    stride = find_rest([FIRST, 1, 2, FIRST + place, FIRST + place], FIRST, count)
+    assert stride is not None
+    assert stride.tokens == [FIRST, 1, 2, FIRST + place]
+    assert stride.samples == 26 * 16_000
+    assert find_rest([FIRST, 1, 2, FIRST + place], FIRST, count) is None  # nothing follows
+    assert find_rest([FIRST, 1, FIRST + 9, FIRST + 9, 2, FIRST + place], FIRST, count) is None
+    nearly = round(29.5 / 0.02)
+    assert find_rest([FIRST, 1, 2, FIRST + nearly, FIRST + nearly], FIRST, count) is None  # no room for a word
+    assert find_rest([FIRST, FIRST], FIRST, count) is None  # it would not end
+    assert find_rest([], FIRST, LEAST) is None
