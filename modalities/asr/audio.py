@@ -18,7 +18,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from polymux.core.arrival import ArrivingFile
-from polymux.core.errors import InvalidRequest
+from polymux.core.errors import InternalError, InvalidRequest
 
 RATE = 16_000
 CONTAINERS = (
@@ -37,9 +37,17 @@ class Arriving:
     def __init__(self, file: ArrivingFile) -> None:
         self._file = file
         self._place = 0
+        self._gone = False
 
     def read(self, count: int) -> bytes:
-        data = self._file.read(self._place, count)
+        """Raises `InternalError` once when the sender has left: PyAV hands on the first error, and prints further ones."""
+        if self._gone:
+            return b""
+        try:
+            data = self._file.read(self._place, count)
+        except InternalError:
+            self._gone = True
+            raise
         self._place += len(data)
         return data
 

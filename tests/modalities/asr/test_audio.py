@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from polymux.core.arrival import ArrivingFile
-from polymux.core.errors import InvalidRequest
+from polymux.core.errors import InvalidRequest, PolymuxError
 from polymux.core.testing.media import RECIPES, Recipe, write_media, write_video, write_wav
 from polymux.modalities.asr.audio import read_audio
 
@@ -170,3 +170,18 @@ def test_sound_comes_out_before_the_file_is_there():
     file.finish()
     assert sum(map(len, pieces)) > 0
     file.close()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_whoever_leaves_ends_the_reading_and_nothing_is_printed(name, share, capfd):
+    """PyAV writes a traceback for every error that comes while it has one already."""
+    data = write_media(sing(), 24_000, RECIPES[name])
+    file = ArrivingFile()
+    file.write(data[: int(len(data) * share)])
+    leaving = threading.Timer(0.05, file.close)
+    leaving.start()
+    with pytest.raises(PolymuxError):
+        list(read_audio(file))
+    leaving.join()
+    assert capfd.readouterr().err == ""
