@@ -40,7 +40,7 @@ class Arriving:
         self._gone = False
 
     def read(self, count: int) -> bytes:
-        """Raises `InternalError` once when the sender has left: PyAV hands on the first error, and prints further ones."""
+        """Raises `InternalError` once when the sender has left: PyAV hands on the first error, and prints others."""
         if self._gone:
             return b""
         try:
