@@ -57,8 +57,8 @@ def smoke(monkeypatch: pytest.MonkeyPatch):
     "name",
     [
         "llama",
-        "csm",
-        "vits",
+        pytest.param("csm", marks=pytest.mark.slow),
+        pytest.param("vits", marks=pytest.mark.slow),
         "embedder",
         pytest.param("vlm", marks=pytest.mark.slow),
         pytest.param("flux", marks=pytest.mark.slow),
