@@ -25,7 +25,7 @@ SHAPES = {"qkv": (4096, 6144), "o": (4096, 4096), "up": (4096, 24576), "down": (
 
 
 class Watch:
-    """Clock (MHz) and power (W), looked at ten times a second."""
+    """Clock (MHz) and power (W), as often as the card's own tool tells them."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, float]] = []

@@ -138,10 +138,10 @@ def read_ahead(folder: Path, device: torch.device) -> Reading | None:
     """
     if device.type != "cuda" or not hasattr(os, "preadv"):
         return None
-    files = find_files(folder)
     try:
+        files = find_files(folder)
         return Reading(files, device) if files else None
-    except (OSError, ValueError, KeyError, RuntimeError):  # the last where there is no room
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError):  # broken, or there is no room
         return None  # whoever loads it says what is wrong
 
 

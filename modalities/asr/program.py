@@ -194,6 +194,7 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
     policy = choose_policy(tokenizer, aligned=bool(heads) and config["decoder_layers"] == config["encoder_layers"])
     # `spell_by`: the folder of a CTC model, for finer times of words
     speller = Speller.load(Path(options["spell_by"]), tokenizer, site) if options.get("spell_by") else None
+    pens = Pens(LOOKS if alone else LOOKS_ON_CARD)
     activity = open_activity(SpeechDetector.load(device), site)
     if not alone:
         for stage in (activity, encode, decode, align):
@@ -204,14 +205,5 @@ def load_transcription(files: ModelFiles, site: Site, options: Mapping[str, Any]
         ),
         activity,
         encoder.samples,
-        Desk(
-            encode,
-            decode,
-            tokens,
-            files.reference,
-            encoder.frames,
-            policy,
-            align,
-            Pens(LOOKS if alone else LOOKS_ON_CARD),
-        ),
+        Desk(encode, decode, tokens, files.reference, encoder.frames, policy, align, pens),
     )

@@ -19,14 +19,12 @@ from torch import Tensor
 from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton.jit import kernel
 from polymux.core.compute.triton.prefix import STRETCHES, attend_prefix
-from polymux.core.compute.triton.softmax import fold_sink, score
+from polymux.core.compute.triton.softmax import LOG2_E, fold_sink, score
 
 PROGRAMS = 1024
 """Programs wanted at least, so that every multiprocessor of a large card has some."""
 
 MAX_SPLITS = 32
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 NOTHING = tl.constexpr(-1e30)
 """The highest score of a query that has seen nothing yet: what is masked, is below it."""

@@ -1,9 +1,12 @@
-"""The running softmax that all attention kernels share: scores come tile by tile (Milakov and Gimelshein, 2018)."""
+"""What attention kernels share: a running softmax over scores that come tile by tile (Milakov and Gimelshein, 2018)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""For scores in powers of two."""
 
 
 @triton.jit

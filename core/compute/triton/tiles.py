@@ -20,8 +20,7 @@ from torch import Tensor
 from polymux.core.compute.attention import AttentionOptions
 from polymux.core.compute.triton.forms import THREE_STAGES, Form, can_hold, choose_form
 from polymux.core.compute.triton.jit import kernel
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from polymux.core.compute.triton.softmax import LOG2_E
 
 SEARCHED = tl.constexpr(128)
 """Rows that are looked at together when a program looks for its own."""

@@ -62,6 +62,12 @@ def test_what_is_not_for_us_is_left_to_transformers(folder: Path, monkeypatch: p
     assert find_files(folder / "elsewhere") == []
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"weight_map": 3}', "\udcff"])
+def test_a_broken_index_is_for_transformers_to_explain(folder: Path, content: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(content, errors="surrogateescape")
+    assert read_ahead(folder, torch.device("cuda")) is None
+
+
 @pytest.mark.parametrize("left", [0, 4, 40, -100], ids=["nothing", "no header", "half a header", "too little"])
 def test_a_broken_file_is_refused(folder: Path, left: int) -> None:
     file = find_files(folder)[0]
